@@ -1,0 +1,58 @@
+"""Class-wise adversarial robustness of PyTorch image classifiers: measure it, explain it, train for it.
+
+>>> import classwise as cw
+>>> sorted(cw.__all__)[:4]
+['ClassReport', 'Comparison', 'attacks', 'compare']
+
+Names are loaded when first used, so reading a report does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from classwise import attacks, data, metrics, models, objectives, policies, recipes, reporting
+    from classwise.api import evaluate, train
+    from classwise.reporting import ClassReport, Comparison, compare, load_report
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "evaluate": "classwise.api",
+    "train": "classwise.api",
+    "compare": "classwise.reporting",
+    "load_report": "classwise.reporting",
+    "ClassReport": "classwise.reporting",
+    "Comparison": "classwise.reporting",
+}
+
+__all__ = [
+    "ClassReport",
+    "Comparison",
+    "attacks",
+    "compare",
+    "data",
+    "evaluate",
+    "load_report",
+    "metrics",
+    "models",
+    "objectives",
+    "policies",
+    "recipes",
+    "reporting",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in __all__:
+        return import_module(f"classwise.{name}")
+    raise AttributeError(f"module 'classwise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,210 @@
+"""The public functions: they turn names and specs into objects and hand these to the rooms that do the work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from classwise.attacks import ATTACKS, BallAttack
+from classwise.data import load_data
+from classwise.errors import InputError
+from classwise.evaluation.evaluate import run_evaluation
+from classwise.files import digest_json
+from classwise.forward import device_of
+from classwise.models import MODELS
+from classwise.models.load import load_model
+from classwise.objectives import OBJECTIVES
+from classwise.policies import POLICIES
+from classwise.progress import Progress, Silent
+from classwise.recipes import Recipe, load_recipe
+from classwise.reporting import ClassReport
+from classwise.rundir import RunDirectory, versions
+from classwise.spec import Spec, build, convert
+from classwise.threat import Threat
+from classwise.training.engine import check_precision
+from classwise.training.loop import Outcome, Plan, fit
+from classwise.training.optimizers import OPTIMIZERS
+from classwise.training.schedules import SCHEDULES
+from classwise.types import Objective
+
+
+def evaluate(
+    model: nn.Module | str | Path,
+    data: Any,
+    *,
+    attacks: Sequence[str | BallAttack] = ("pgd",),
+    eps: float | str | None = None,
+    norm: str = "Linf",
+    weights: str | Path | None = None,
+    split: str = "test",
+    classes: Sequence[str] | None = None,
+    per_class: int | None = None,
+    batch_size: int = 250,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> ClassReport:
+    """Attack a model and report its accuracy class by class.
+
+    ``model`` is any module or a model spec, ``data`` any Dataset, DataLoader, ``(x, y)`` pair or data spec; images
+    are NCHW in [0, 1]. A module is used where it is; a spec is loaded onto ``device`` (a GPU where there is one).
+    With ``out`` the verdicts and the report are kept there, and an interrupted evaluation can be resumed.
+    """
+    images = load_data(data, split=split, classes=None if classes is None else tuple(classes))
+    if isinstance(model, nn.Module):
+        name, loaded = type(model).__name__, model
+        if device is not None and torch.device(device) != device_of(model):
+            raise InputError(f"the model is on {device_of(model)}, not {device}: move it yourself, or pass a spec")
+    else:
+        name = str(model)
+        known = None if images.classes is None else len(images.classes)
+        loaded = load_model(name, weights=weights, num_classes=known, in_channels=images.images.shape[1])
+        loaded = loaded.to(pick_device(device))
+    specs = [attack if isinstance(attack, str) else repr(attack) for attack in attacks]
+    built = [build("attack", ATTACKS, attack) if isinstance(attack, str) else attack for attack in attacks]
+    threat = _common_threat(built, eps, norm)
+    keys = _attack_keys(specs, built)
+    return run_evaluation(
+        loaded,
+        images,
+        attacks={key: (spec, attack.within(threat)) for key, spec, attack in zip(keys, specs, built, strict=True)},
+        threat=threat,
+        model_info={"name": name} | ({} if weights is None else {"weights": Path(weights).name}),
+        per_class=per_class,
+        batch_size=batch_size,
+        seed=seed,
+        directory=None if out is None else RunDirectory(Path(out)),
+        resume=resume,
+        progress=progress or Silent(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A finished training."""
+
+    directory: Path
+    recipe: Recipe
+    outcome: Outcome
+
+    def load(self, which: str = "best") -> nn.Module:
+        """The trained model: ``best`` on validation, or ``last``."""
+        return load_model(f"{self.directory}@{which}")
+
+
+def train(
+    recipe: str | Path | Recipe,
+    *,
+    out: str | Path,
+    resume: bool = False,
+    device: str | torch.device | None = None,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> Run:
+    """Train by a recipe (its name, a path or an object) into a run directory; keywords override its keys."""
+    recipe = load_recipe(recipe, overrides)
+    plan = make_plan(recipe, pick_device(device))
+    directory = RunDirectory(Path(out))
+    asked = recipe.model_dump()
+    fingerprint = digest_json([asked, plan.images.digest(), versions()["classwise"], versions()["torch"]])
+    details = {
+        "asked": {**asked, "model": str(Spec.parse(recipe.model))},
+        "num_classes": plan.num_classes,
+        "in_channels": plan.images.images.shape[1],
+    }
+    resumed = directory.claim("training", fingerprint, details, resume=resume)
+    outcome = fit(plan, directory, progress or Silent(), resume=resumed)
+    directory.finish("training", best_epoch=outcome.best_epoch, best_score=outcome.best_score, rule=plan.select)
+    return Run(directory=directory.path, recipe=recipe, outcome=outcome)
+
+
+def make_plan(recipe: Recipe, device: torch.device) -> Plan:
+    """Build everything a recipe names, so that whatever is wrong with it is said before anything starts."""
+    check_precision(recipe.precision, device)
+    objective = make_objective(recipe)
+    policy = build("policy", POLICIES, recipe.policy)
+    optimizer = build("optimizer", OPTIMIZERS, recipe.optimizer)
+    schedule = build("schedule", SCHEDULES, recipe.schedule)
+    images = load_data(recipe.data, split="train")
+    num_classes = len(images.classes) if images.classes is not None else int(images.labels.max()) + 1
+    shape = {"num_classes": num_classes, "in_channels": images.images.shape[1]}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = build("model", MODELS, {**shape, **recipe.model})
+    return Plan(
+        name=recipe.name,
+        model=model,
+        images=images,
+        num_classes=num_classes,
+        objective=objective,
+        policy=policy,
+        optimizer=optimizer,
+        schedule=schedule,
+        epochs=recipe.epochs,
+        batch_size=recipe.batch_size,
+        validation_per_class=recipe.validation_per_class,
+        crop=recipe.augment.crop,
+        flip=recipe.augment.flip,
+        ema=recipe.ema,
+        clip=recipe.clip,
+        precision=recipe.precision,
+        select=recipe.select,
+        judge=build("attack", ATTACKS, recipe.validation_attack).within(Threat.parse(recipe.eps, recipe.norm)),
+        seed=recipe.seed,
+        device=device,
+    )
+
+
+def make_objective(recipe: Recipe) -> Objective:
+    """The objective with its attack limited to the recipe's threat and set as the recipe says."""
+    if "attack" in recipe.objective:
+        raise InputError("an objective brings its own attack: set its steps or step_size in the recipe's attack table")
+    # Objectives and their attacks are dataclasses, which a protocol cannot say.
+    objective: Any = build("objective", OBJECTIVES, recipe.objective)
+    if objective.attack is None:
+        return cast(Objective, objective)
+    threat = Threat.parse(recipe.eps, recipe.norm)
+    settings = convert("the recipe's attack", type(objective.attack), recipe.attack)
+    attack = replace(objective.attack, **settings).within(threat)
+    return cast(Objective, replace(objective, attack=attack))
+
+
+def pick_device(device: str | torch.device | None) -> torch.device:
+    """The device asked for; else a GPU where there is one."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"cannot use device {device!s}: {str(error).splitlines()[0]}") from None
+    return chosen
+
+
+def _common_threat(attacks: Sequence[BallAttack], eps: float | str | None, norm: str) -> Threat:
+    """The one radius of an evaluation: the one given, else the one the attacks bring, else 8/255."""
+    if eps is not None:
+        return Threat.parse(eps, norm)
+    brought = {attack.threat for attack in attacks if attack.eps is not None}
+    if len(brought) > 1:
+        texts = sorted(f"{threat.norm} {threat.text}" for threat in brought)
+        raise InputError(f"the attacks ask for different threats ({', '.join(texts)}): evaluate them one by one")
+    return brought.pop() if brought else Threat.parse("8/255", norm)
+
+
+def _attack_keys(specs: Sequence[str], attacks: Sequence[BallAttack]) -> list[str]:
+    """An attack's name, or its whole spec where two of one name ran."""
+    registered = {kind: name for name, kind in ATTACKS.items()}
+    names = [registered.get(type(attack), type(attack).__name__) for attack in attacks]
+    keys = [name if names.count(name) == 1 else spec for name, spec in zip(names, specs, strict=True)]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise InputError(f"the attack {key!r} is given twice")
+    return keys

@@ -1,0 +1,57 @@
+"""``classwise compare``: models side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from classwise.cli.console import estimate, guarded, number, say, say_json, table
+from classwise.reporting import Comparison
+from classwise.reporting import compare as compare_reports
+from classwise.reporting.story import comparison_sentences
+
+
+@guarded
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories; the first is the baseline.")],
+    out: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+) -> None:
+    """Compare runs with the first of them: average, worst class, CV, MCD, rho, paired tests."""
+    comparison = compare_reports(*runs)
+    if out is not None:
+        comparison.to_html(out)
+    if as_json:
+        say_json(comparison.model_dump(mode="json", by_alias=True))
+        return
+    show(comparison)
+    if out is not None:
+        say(f"\npage: {out}")
+
+
+def show(comparison: Comparison) -> None:
+    """One table per result, then what it means in words."""
+    for key, rows in comparison.results.items():
+        table(
+            key,
+            ["model", "average [95%]", "worst class", "worst [95%]", "CV", "MCD", "rho", "change", "p"],
+            [
+                [
+                    row.model,
+                    estimate(row.overall),
+                    row.worst.name if row.worst else "–",
+                    estimate(row.worst),
+                    number(row.cv),
+                    number(row.mcd),
+                    number(row.rho, 3),
+                    f"{row.change.points:+.1f}" if row.change else "–",
+                    f"{row.change.p_value:.2g}" if row.change else "–",
+                ]
+                for row in rows
+            ],
+        )
+        say("")
+    for sentence in comparison_sentences(comparison):
+        say(sentence)

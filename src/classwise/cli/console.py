@@ -1,0 +1,129 @@
+"""Terminal manners: errors in one line, progress with an estimate on a terminal and plain lines elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from classwise.errors import Diverged, InputError
+from classwise.progress import Progress
+from classwise.reporting.report import Estimate, Worst
+
+WIDTH = None if sys.stdout.isatty() else 200
+"""A file or a pipe has no width that a table should be cut to."""
+OUT = Console(highlight=False, width=WIDTH)
+ERR = Console(stderr=True, highlight=False)
+LINE_SECONDS = 10.0
+"""Where there is no terminal, a line of progress at most this often."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def guarded(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn what users can mend into one line and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except InputError as error:
+            _complain(f"error: {error}")
+            raise typer.Exit(2) from None
+        except Diverged as error:
+            _complain(f"failed: {error}")
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            _complain("interrupted: what was finished is kept; run the same command with --resume to continue")
+            raise typer.Exit(130) from None
+
+    return run
+
+
+def _complain(line: str) -> None:
+    ERR.print(Text(" ".join(line.split()), style="bold red" if ERR.is_terminal else ""), soft_wrap=True)
+
+
+def say(line: str) -> None:
+    """A line of result on standard output."""
+    OUT.print(Text(line), soft_wrap=True)
+
+
+def say_json(value: Any) -> None:
+    """A machine's answer on standard output."""
+    sys.stdout.write(json.dumps(value, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def table(title: str, columns: list[str], rows: list[list[str]], *, numbers: bool = True) -> None:
+    """A table on standard output; all columns but the first are numbers, unless said otherwise."""
+    drawn = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for position, column in enumerate(columns):
+        drawn.add_column(column, justify="right" if numbers and position else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(cell) for cell in row))
+    OUT.print(drawn)
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A number, or a dash where there is none."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def estimate(part: Estimate | Worst | None) -> str:
+    """A value with its interval."""
+    if part is None or part.value is None:
+        return "–"
+    return f"{part.value:.1f} [{number(part.low)}, {number(part.high)}]"
+
+
+class ConsoleProgress(Progress):
+    """A bar with an estimate on a terminal; elsewhere a plain line now and then. Always on standard error."""
+
+    def __init__(self) -> None:
+        self.bar: Bar | None = None
+        self.task, self.total, self.done = "", 0, 0
+        self.began = self.spoke = 0.0
+
+    def start(self, task: str, total: int, done: int = 0) -> None:
+        self.task, self.total, self.done = task, total, done
+        self.began = self.spoke = time.monotonic()
+        if ERR.is_terminal:
+            self.bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=ERR,
+            )
+            self.bar.start()
+            self.bar.add_task(task, total=total, completed=done, note="")
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self.done += amount
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], advance=amount)
+            if note:
+                self.bar.update(self.bar.task_ids[0], note=note)
+        elif time.monotonic() - self.spoke > LINE_SECONDS:
+            self.spoke = time.monotonic()
+            ERR.print(Text(f"{self.task}: {self.done}/{self.total}  {note}".rstrip()), soft_wrap=True)
+
+    def finish(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+        elif time.monotonic() - self.began > 2:
+            ERR.print(Text(f"{self.task}: done in {time.monotonic() - self.began:.0f} s"), soft_wrap=True)

@@ -1,0 +1,99 @@
+"""``classwise evaluate``: verdicts and report of one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from classwise.cli.console import ConsoleProgress, estimate, guarded, number, say, say_json, table
+from classwise.reporting import ClassReport
+
+
+@guarded
+def evaluate(
+    model: Annotated[str, typer.Option(help="An architecture (with --weights), a run directory, or file.py:factory.")],
+    data: Annotated[str, typer.Option(help="A data set, folder:PATH, or file.py:factory.")],
+    out: Annotated[Path, typer.Option(help="Directory for verdicts, report.json and report.html.")],
+    attack: Annotated[
+        list[str] | None, typer.Option(help="As name or name:key=value,...; may be repeated. [default: pgd]")
+    ] = None,
+    eps: Annotated[str, typer.Option(help="Radius, as 8/255 or 0.03.")] = "8/255",
+    norm: Annotated[str, typer.Option(help="Linf or L2.")] = "Linf",
+    per_class: Annotated[
+        int | None, typer.Option(help="Use the first N examples of each class. [default: all]")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="safetensors, or .pt read as weights only.")] = None,
+    split: Annotated[str, typer.Option(help="Which part of the data.")] = "test",
+    batch_size: Annotated[int, typer.Option(help="Examples at a time; does not change results.")] = 250,
+    seed: Annotated[int, typer.Option(help="Of the attacks' random starts.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ... [default: a GPU where there is one]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Attack a model and report its accuracy class by class, with intervals."""
+    import classwise
+
+    report = classwise.evaluate(
+        model,
+        data,
+        attacks=attack or ["pgd"],
+        eps=eps,
+        norm=norm,
+        weights=weights,
+        split=split,
+        per_class=per_class,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
+        out=out,
+        resume=resume,
+        progress=ConsoleProgress(),
+    )
+    if as_json:
+        say_json(report.model_dump(mode="json", by_alias=True))
+    else:
+        show(report)
+        say(f"\npage: {out / 'report.html'}")
+
+
+def show(report: ClassReport) -> None:
+    """The report as two tables."""
+    data, threat = report.dataset, report.threat
+    table(
+        f"{data.name}/{data.split}, {data.n} images, {threat.norm} eps = {threat.eps_text}",
+        ["accuracy, %", "overall [95%]", "worst class", "worst [95%]", "corrected", "CV", "MCD"],
+        [
+            [
+                key,
+                estimate(result.overall),
+                result.worst.name if result.worst else "–",
+                estimate(result.worst),
+                number(result.worst.corrected.value if result.worst else None),
+                number(result.cv),
+                number(result.mcd),
+            ]
+            for key, result in report.results.items()
+        ],
+    )
+    say("")
+    keys = list(report.results)
+    weakest_first = sorted(
+        range(len(report.dataset.classes)),
+        key=lambda label: (value := report[report.strongest].by_class[label].value) is None or value,
+    )
+    table(
+        "by class, weakest first",
+        ["class", "n", *(f"{key} [95%]" for key in keys)],
+        [
+            [
+                report.dataset.classes[label],
+                str(report[keys[0]].by_class[label].n),
+                *(estimate(report[key].by_class[label]) for key in keys),
+            ]
+            for label in weakest_first
+        ],
+    )
+    for finding in report.sanity.findings:
+        say(f"{finding.severity}: {finding.text}")

@@ -1,0 +1,29 @@
+"""Images and labels: sources (where they come from), arrays (as kept), batches (as used)."""
+
+from classwise.data.arrays import ImageSet, materialise
+from classwise.data.batches import Batch, Batches, augment, ordered, to_float
+from classwise.data.cards import DATASETS, DatasetCard
+from classwise.data.load import load_data, source_of
+from classwise.data.sources import Digits, Factory, Folder, HubParquet, Source
+from classwise.data.splits import balanced_split, balanced_subset
+
+__all__ = [
+    "DATASETS",
+    "Batch",
+    "Batches",
+    "DatasetCard",
+    "Digits",
+    "Factory",
+    "Folder",
+    "HubParquet",
+    "ImageSet",
+    "Source",
+    "augment",
+    "balanced_split",
+    "balanced_subset",
+    "load_data",
+    "materialise",
+    "ordered",
+    "source_of",
+    "to_float",
+]

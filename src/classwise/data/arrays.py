@@ -1,0 +1,280 @@
+"""Images as arrays: the one form every room works on, and the cache on disk that keeps them so."""
+
+# N examples, C channels, H height, W width
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from classwise.errors import InputError
+from classwise.files import digest, digest_json
+
+if TYPE_CHECKING:
+    from classwise.data.sources import Source
+
+CHUNK_BYTES = 16 * 2**20
+"""How much of a set is looked at in one go, so that a memory-mapped one never has to fit into memory."""
+
+ROUNDING = 1e-6
+"""How far outside [0, 1] float images may lie: what resizing and dividing leave behind."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageSet:
+    """Labelled images. Whatever is an ImageSet has been checked; images and labels are never changed."""
+
+    name: str
+    split: str
+    images: np.ndarray
+    """(N, C, H, W), uint8 (possibly memory-mapped) or float32 in [0, 1]."""
+    labels: np.ndarray
+    """(N,) int64, each in 0..K-1."""
+    classes: tuple[str, ...] | None = None
+    """The K names; None where neither names nor number are known."""
+
+    def __post_init__(self) -> None:
+        if self.classes is not None:
+            object.__setattr__(self, "classes", tuple(str(name) for name in self.classes))
+        object.__setattr__(self, "labels", self._checked_labels())
+        object.__setattr__(self, "images", self._checked_images())
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.images.shape))
+        return f"ImageSet({self.name} {self.split}, {shape} {self.images.dtype})"
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> ImageSet:
+        """The examples at some indices, in that order, in memory."""
+        rows = np.asarray(indices)
+        if rows.size == 0:
+            raise InputError(f"{self._who} no examples are left")
+        if rows.dtype.kind != "b" and ((wrong := (rows < 0) | (rows >= len(self))).any()):
+            raise InputError(f"{self._who} index {rows[wrong][0]} is not in 0..{len(self) - 1}")
+        return ImageSet(
+            name=self.name,
+            split=self.split,
+            images=np.asarray(self.images[rows]),
+            labels=self.labels[rows],
+            classes=self.classes,
+        )
+
+    def digest(self) -> str:
+        """A fingerprint of the pixels and labels; names do not count."""
+        parts = [digest(np.ascontiguousarray(chunk).data.cast("B")) for _, chunk in self._chunks()]
+        return digest(f"{self.images.dtype.str} {self.images.shape}", self.labels.data, *parts)
+
+    def counts(self, num_classes: int) -> NDArray[np.int64]:
+        """(K,) examples of each class."""
+        _check_range(self.labels, num_classes, self._who)
+        return np.bincount(self.labels, minlength=num_classes).astype(np.int64, copy=False)
+
+    @property
+    def _who(self) -> str:
+        return f"{self.name} ({self.split}):"
+
+    def _chunks(self) -> Iterator[tuple[int, np.ndarray]]:
+        # From the shape alone: a digest must not depend on how the array happens to be stored.
+        rows = max(1, CHUNK_BYTES // max(1, self.images[0].nbytes))
+        for start in range(0, len(self.images), rows):
+            yield start, self.images[start : start + rows]
+
+    def _checked_labels(self) -> NDArray[np.int64]:
+        labels = np.asarray(self.labels)
+        if labels.dtype.kind in "USO":
+            first = next(iter(labels.ravel()[:1].tolist()), None)
+            raise InputError(f"{self._who} labels are text or objects such as {first!r}; expected integers from 0")
+        if labels.dtype.kind not in "iu":
+            raise InputError(f"{self._who} labels are {labels.dtype}; expected integers from 0")
+        if labels.ndim != 1:
+            hint = "; if they are one-hot, pass argmax(1)" if labels.ndim == 2 else ""
+            raise InputError(f"{self._who} labels have shape {labels.shape}; expected (N,){hint}")
+        _check_range(labels, None if self.classes is None else len(self.classes), self._who)
+        return np.ascontiguousarray(labels, dtype=np.int64)
+
+    def _checked_images(self) -> np.ndarray:
+        images = self.images
+        if not isinstance(images, np.ndarray) or images.ndim != 4:
+            raise InputError(f"{self._who} images have shape {np.shape(images)}; expected (N, C, H, W)")
+        if images.dtype not in (np.uint8, np.float32):
+            raise InputError(f"{self._who} images are {images.dtype}; expected uint8, or float32 in [0, 1]")
+        if len(images) != len(self.labels):
+            raise InputError(f"{self._who} {len(images)} images but {len(self.labels)} labels")
+        if images.size == 0:
+            raise InputError(f"{self._who} images have shape {images.shape}; expected at least one, and not empty")
+        if images.dtype == np.uint8:
+            return images
+        low, high = np.inf, -np.inf
+        for start, chunk in self._chunks():
+            smallest, largest = float(chunk.min()), float(chunk.max())
+            if np.isnan(smallest):  # the minimum of anything with a NaN is NaN
+                index = start + int(np.isnan(chunk).any(axis=(1, 2, 3)).argmax())
+                raise InputError(f"{self._who} image {index} has NaN pixels")
+            low, high = min(low, smallest), max(high, largest)
+        if low < -ROUNDING or high > 1 + ROUNDING:
+            if low >= -ROUNDING and high <= 255 + ROUNDING:
+                hint = "divide by 255?"
+            else:
+                hint = "is normalisation applied? it belongs inside the model"
+            raise InputError(f"{self._who} pixels lie in [{low:.6g}, {high:.6g}]; expected [0, 1]; {hint}")
+        return images if low >= 0 and high <= 1 else images.clip(0, 1)
+
+
+def _check_range(labels: np.ndarray, num_classes: int | None, who: str) -> None:
+    """Refuse labels that no class has; without a number of classes, only negative ones."""
+    wrong = labels < 0
+    if num_classes is not None:
+        wrong |= labels >= num_classes
+    if wrong.any():
+        index = int(wrong.argmax())
+        expected = f"0..{num_classes - 1} ({num_classes} classes)" if num_classes is not None else "0 or more"
+        raise InputError(f"{who} label {labels[index]} at index {index}; expected {expected}")
+
+
+# The cache -----------------------------------------------------------------------------------------------
+
+
+def cache_directory() -> Path | None:
+    """Where decoded data sets are kept: CLASSWISE_CACHE, else the user's cache; None without a home."""
+    if chosen := os.environ.get("CLASSWISE_CACHE"):
+        return Path(chosen).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "classwise"
+    try:
+        return Path.home() / ".cache" / "classwise"
+    except RuntimeError:
+        return None
+
+
+def materialise(source: Source) -> ImageSet:
+    """A source's images, memory-mapped from the cache, which is filled or mended as needed.
+
+    One entry is one directory; it appears whole, by a rename, so that processes may build it side by side.
+    What was changed since it was written is noticed by size and checksum and built again. Where nothing can
+    be written, the images stay in memory.
+    """
+    cache = cache_directory()
+    if cache is None:
+        return source.read()
+    prefix = f"{_slug(source.name)}-{_slug(source.split)}-"
+    entry = cache / f"{prefix}{source.fingerprint()}"
+    found = _open_entry(entry, source)
+    if found is None:
+        built = source.read()
+        try:
+            _write_entry(entry, built)
+            _remove_stale(entry, prefix)
+        except OSError:
+            return built
+        # Another process may be exchanging the entry this very moment; then our own copy serves as well.
+        found = _open_entry(entry, source) or built
+    return found
+
+
+def _slug(name: str) -> str:
+    """A name as part of a file name; long ones keep their end, where paths differ."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-80:]
+
+
+def _open_entry(entry: Path, source: Source | ImageSet) -> ImageSet | None:
+    """An entry's images, or None where it is absent or not what was written."""
+    try:
+        meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
+        seal = meta.pop("seal")
+        if seal != digest_json(meta):
+            return None
+        for name in ("images", "labels"):
+            if _measure(entry / f"{name}.npy") != meta["files"][name]:
+                return None
+        images = np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False)
+        labels = np.load(entry / "labels.npy", allow_pickle=False)
+        if list(images.shape) != meta["shape"] or images.dtype.str != meta["dtype"]:
+            return None
+        classes = None if meta["classes"] is None else tuple(meta["classes"])
+        return ImageSet(name=source.name, split=source.split, images=images, labels=labels, classes=classes)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _write_entry(entry: Path, built: ImageSet) -> None:
+    temporary = entry.with_name(f".{entry.name}.{secrets.token_hex(6)}")
+    temporary.mkdir(parents=True)
+    try:
+        files: dict[str, Any] = {}
+        for name, array in (("images", built.images), ("labels", built.labels)):
+            with (temporary / f"{name}.npy").open("xb") as file:
+                np.save(file, array, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+            files[name] = _measure(temporary / f"{name}.npy")
+        meta = {
+            "shape": list(built.images.shape),
+            "dtype": built.images.dtype.str,
+            "files": files,
+            "classes": None if built.classes is None else list(built.classes),
+        }
+        with (temporary / "meta.json").open("x", encoding="utf-8") as text:
+            json.dump({**meta, "seal": digest_json(meta)}, text, indent=1)
+            text.flush()
+            os.fsync(text.fileno())
+        try:
+            temporary.rename(entry)
+        except OSError:
+            # Nothing can be renamed over a directory with files. If another process was faster, its entry is
+            # as good as ours; a damaged one makes room.
+            if _open_entry(entry, built) is None:
+                _discard(entry)
+                temporary.rename(entry)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _measure(path: Path) -> dict[str, int]:
+    """Size and CRC-32 of a file."""
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            checksum = zlib.crc32(block, checksum)
+        return {"size": file.tell(), "crc32": checksum}
+
+
+def _discard(entry: Path) -> None:
+    """Remove an entry so that nobody sees half of it."""
+    doomed = entry.with_name(f".{entry.name}.{secrets.token_hex(6)}")
+    try:
+        entry.rename(doomed)
+    except FileNotFoundError:
+        return  # someone else was faster
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _remove_stale(entry: Path, prefix: str) -> None:
+    """Remove what earlier versions of the same data left, and what interrupted writers left a day ago."""
+    version = re.compile(re.escape(prefix) + r"[0-9a-f]+")
+    leftover = re.compile(r"\." + re.escape(prefix) + r"[0-9a-f]+\.[0-9a-f]+")
+    for other in list(entry.parent.iterdir()):
+        if other == entry:
+            continue
+        if version.fullmatch(other.name):
+            _discard(other)
+        elif leftover.fullmatch(other.name):
+            try:
+                old = time.time() - other.stat().st_mtime > 24 * 3600
+            except OSError:
+                continue
+            if old:
+                shutil.rmtree(other, ignore_errors=True)

@@ -1,0 +1,183 @@
+"""Batches: training data that lives on the device, and an ordered walk through a set for evaluation."""
+
+# N examples, B batch, K classes, C channels, H height, W width
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from classwise.data.arrays import ImageSet
+from classwise.errors import InputError
+
+Batch = tuple[Tensor, Tensor, Tensor]
+"""Images (B, C, H, W) in [0, 1], labels (B,) and indices into the ImageSet (B,)."""
+
+
+def to_float(images: np.ndarray | Tensor) -> Tensor:
+    """Images as float32 in [0, 1], bit for bit the same on every device; float32 tensors as they are."""
+    tensor = images if isinstance(images, Tensor) else _tensor(images)
+    if tensor.is_floating_point():
+        return tensor.to(torch.float32)
+    if tensor.dtype != torch.uint8:
+        raise InputError(f"images are {tensor.dtype}; expected uint8 or floating point")
+    # A divisor on the device, because by a Python number CUDA multiplies with the rounded reciprocal instead.
+    return tensor.to(torch.float32) / torch.full((), 255.0, device=tensor.device)
+
+
+def ordered(
+    images: ImageSet,
+    indices: Sequence[int] | np.ndarray | None,
+    batch_size: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[Batch]:
+    """The examples at some indices (None: all), in that order, untouched; the last batch may be smaller."""
+    rows = _checked_rows(images, np.arange(len(images)) if indices is None else indices, batch_size)
+    for start in range(0, len(rows), batch_size):
+        some = rows[start : start + batch_size]
+        x = _tensor(images.images[some]).to(device, non_blocking=True)
+        y = _tensor(images.labels[some]).to(device, non_blocking=True)
+        yield to_float(x).to(dtype), y, _tensor(some).to(device, non_blocking=True)
+
+
+def augment(x: Tensor, top: Tensor, left: Tensor, mirror: Tensor, crop: int) -> Tensor:
+    """Cut each image out of its copy padded by ``crop`` zeros, at (top, left) in 0..2*crop, then mirror some.
+
+    ``top``, ``left`` and ``mirror`` (bool) are (B,). One gather for the whole batch; the host never waits.
+    """
+    channels, height, width = x.shape[1:]
+    rows = top[:, None] + torch.arange(height, device=x.device)
+    columns = torch.arange(width, device=x.device)
+    columns = left[:, None] + torch.where(mirror[:, None], width - 1 - columns, columns)
+    places = rows[:, :, None] * (width + 2 * crop) + columns[:, None, :]
+    padded = F.pad(x, (crop, crop, crop, crop)).flatten(2)
+    return padded.gather(2, places.flatten(1)[:, None].expand(-1, channels, -1)).view_as(x)
+
+
+class Batches:
+    """Training data, held on the device once; each iteration is one epoch in a new order.
+
+    Everything random is drawn from ``generator`` where that lives, for a whole epoch when its first batch is
+    asked for, and then moved to the device. With a generator on the CPU, order, crops and mirroring are
+    therefore the same on every device, and its state at the start of an epoch is all a resumed run needs.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        indices: Sequence[int] | np.ndarray | None,
+        *,
+        batch_size: int,
+        device: torch.device | str,
+        generator: torch.Generator,
+        crop: int = 0,
+        flip: bool = False,
+        sampling: Tensor | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        """``indices`` choose examples of the set (None: all); ``crop`` is the padding of random crops."""
+        rows = _checked_rows(images, np.arange(len(images)) if indices is None else indices, batch_size)
+        if crop < 0:
+            raise InputError(f"a crop of {crop} pixels; expected 0 or more")
+        if drop_last and len(rows) < batch_size:
+            raise InputError(f"{len(rows)} examples give no whole batch of {batch_size}")
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.crop = crop
+        self.flip = flip
+        self.generator = generator
+        self.device = torch.device(device)
+        labels = _tensor(images.labels[rows])
+        self._counts = torch.bincount(labels)
+        self._by_class = labels.argsort(stable=True)
+        self._images = _tensor(images.images[rows]).to(self.device)
+        self._labels = labels.to(self.device)
+        self._indices = _tensor(rows).to(self.device)
+        self.sampling = sampling
+
+    @property
+    def sampling(self) -> Tensor | None:
+        """(K,) weights by which an epoch draws classes, then examples of the class evenly, with replacement.
+
+        None shows every example once. A class without examples cannot be drawn, whatever its weight. May be
+        set between epochs.
+        """
+        return self._sampling
+
+    @sampling.setter
+    def sampling(self, weights: Tensor | None) -> None:
+        if weights is not None:
+            weights = weights.detach().to("cpu", torch.float64)
+            if weights.dim() != 1 or len(weights) < len(self._counts):
+                expected = f"({len(self._counts)},) or longer"
+                raise InputError(f"sampling weights have shape {tuple(weights.shape)}; expected {expected}")
+            if not bool(weights.isfinite().all()) or bool((weights < 0).any()):
+                raise InputError(f"sampling weights {weights.tolist()}; expected finite numbers, none negative")
+            if not bool((weights[: len(self._counts)] * (self._counts > 0)).any()):
+                raise InputError(f"sampling weights {weights.tolist()} leave no example to draw")
+        self._sampling = weights
+
+    @property
+    def examples(self) -> int:
+        """Examples an epoch draws from, and draws."""
+        return len(self._by_class)
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.examples, self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = self._order().to(self.device, non_blocking=True)
+        place = self.generator.device
+        shape = (2, self.examples)
+        if self.crop:
+            corners = torch.randint(2 * self.crop + 1, shape, generator=self.generator, device=place)
+        else:
+            corners = torch.zeros(shape, dtype=torch.int64)
+        if self.flip:
+            mirror = torch.rand(self.examples, generator=self.generator, device=place) < 0.5
+        else:
+            mirror = torch.zeros(self.examples, dtype=torch.bool)
+        corners = corners.to(self.device, non_blocking=True)
+        mirror = mirror.to(self.device, non_blocking=True)
+        for start in range(0, len(self) * self.batch_size, self.batch_size):
+            part = slice(start, start + self.batch_size)
+            rows = order[part]
+            x = self._images[rows]
+            if self.crop or self.flip:
+                x = augment(x, corners[0, part], corners[1, part], mirror[part], self.crop)
+            yield to_float(x), self._labels[rows], self._indices[rows]
+
+    def _order(self) -> Tensor:
+        """(N,) rows of the data held, in the order of this epoch."""
+        place = self.generator.device
+        if self._sampling is None:
+            return torch.randperm(self.examples, generator=self.generator, device=place)
+        weights = self._sampling[: len(self._counts)] * (self._counts > 0)
+        classes = torch.multinomial(weights.to(place), self.examples, True, generator=self.generator).cpu()
+        draws = torch.rand(self.examples, generator=self.generator, device=place, dtype=torch.float64).cpu()
+        within = (draws * self._counts[classes]).long()
+        first = self._counts.cumsum(0) - self._counts
+        return self._by_class[first[classes] + within]
+
+
+def _checked_rows(images: ImageSet, indices: Sequence[int] | np.ndarray, batch_size: int) -> np.ndarray:
+    if batch_size < 1:
+        raise InputError(f"batches of {batch_size}; expected 1 or more")
+    rows = np.array(indices, dtype=np.int64)
+    if rows.ndim != 1 or rows.size == 0:
+        raise InputError(f"indices have shape {rows.shape}; expected (N,) and at least one")
+    if rows.min() < 0 or rows.max() >= len(images):
+        raise InputError(f"indices in {rows.min()}..{rows.max()}; expected 0..{len(images) - 1}")
+    return rows
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """A tensor of an array; read-only memory (a memory map's) is copied, as tensors are always writable."""
+    array = np.ascontiguousarray(array)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,0 +1,59 @@
+"""The data sets known by name. Adding one is adding one entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetCard:
+    """What has to be known of a data set to read and to train on it."""
+
+    name: str
+    hub: str | None
+    """``org/name`` on the Hugging Face hub; None for the one that comes with scikit-learn."""
+    image_columns: tuple[str, ...] = ("image",)
+    """Names the image column may have; the first that is there is taken."""
+    label_column: str = "label"
+    classes: tuple[str, ...]
+    mode: Literal["L", "RGB"]
+    size: tuple[int, int]
+    """Height and width, the same for every image."""
+    folder: str = ""
+    """The sub-folder (the hub's configuration) to read; needed where several hold files of one split."""
+    splits: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"train": ("train",), "test": ("test",)})
+    """From our split names to those the files may have, most wanted first."""
+    crop: int = 0
+    """Pixels of zero padding for the random crops usual in training."""
+    flip: bool = False
+    """Whether training usually mirrors images: not where left and right mean something, as in digits."""
+
+
+DATASETS: dict[str, DatasetCard] = {
+    "digits": DatasetCard(
+        name="digits",
+        hub=None,
+        classes=("0", "1", "2", "3", "4", "5", "6", "7", "8", "9"),
+        mode="L",
+        size=(8, 8),
+    ),
+    "mnist": DatasetCard(
+        name="mnist",
+        hub="ylecun/mnist",
+        classes=("0", "1", "2", "3", "4", "5", "6", "7", "8", "9"),
+        mode="L",
+        size=(28, 28),
+    ),
+    "cifar10": DatasetCard(
+        name="cifar10",
+        hub="uoft-cs/cifar10",
+        image_columns=("img",),
+        classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        mode="RGB",
+        size=(32, 32),
+        crop=4,
+        flip=True,
+    ),
+}

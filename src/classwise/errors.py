@@ -1,0 +1,26 @@
+"""The errors users meet: single lines that name the value and what was expected."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """What was asked for cannot be done as asked. Commands print it on one line and exit with 2."""
+
+
+class Diverged(RuntimeError):
+    """Training went wrong: the loss became NaN, infinite or far larger than at the start."""
+
+
+def unknown(kind: str, name: str, options: Iterable[str]) -> InputError:
+    """An error for a name that is not registered, with the nearest name that is.
+
+    >>> str(unknown("attack", "pdg", ["pgd", "fgsm"]))
+    "unknown attack 'pdg': did you mean 'pgd'? (known: fgsm, pgd)"
+    """
+    known = sorted(options)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return InputError(f"unknown {kind} {name!r}: {hint}(known: {', '.join(known) or 'none'})")

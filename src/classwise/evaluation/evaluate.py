@@ -1,0 +1,201 @@
+"""From a model and images to verdicts and a report.
+
+A break counts only after a check: the final verdict on each example is a plain forward pass of the untouched model
+on an input verified to lie in the ball and in [0, 1]. An attack may fail to break an example, but never invents a
+break. Examples the model gets wrong untouched are broken already (the clean image is in the ball) and are not
+attacked; their prediction stands in every column.
+
+Randomness comes from one stream per example, so verdicts do not depend on the batch size or on where an
+interrupted evaluation was taken up.
+"""
+
+# B batch, K classes, N examples
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from classwise.data import ImageSet, balanced_subset, ordered
+from classwise.errors import InputError
+from classwise.evaluation.sanity import inspect
+from classwise.files import digest, digest_json
+from classwise.forward import device_of, dtype_of, frozen, logits_of
+from classwise.metrics.counts import Ints
+from classwise.models.load import digest_model
+from classwise.noise import ExampleNoise
+from classwise.progress import Progress
+from classwise.reporting import ClassReport
+from classwise.reporting.report import AttackInfo, DatasetInfo, ThreatInfo
+from classwise.rundir import RunDirectory, hardware, versions
+from classwise.threat import Threat
+from classwise.types import Attack
+from classwise.verdicts import NATURAL, PENDING, Verdicts
+
+SAVE_SECONDS = 5.0
+"""How much work an evaluation may lose when it is killed."""
+
+
+def run_evaluation(
+    model: nn.Module,
+    images: ImageSet,
+    *,
+    attacks: Mapping[str, tuple[str, Attack]],
+    threat: Threat,
+    model_info: dict[str, Any],
+    per_class: int | None,
+    batch_size: int,
+    seed: int,
+    directory: RunDirectory | None,
+    resume: bool,
+    progress: Progress,
+) -> ClassReport:
+    """Evaluate under every attack. ``attacks`` maps the key in the report to the attack's spec and the attack."""
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    num_classes = count_classes(model, images)
+    classes = list(images.classes or (str(label) for label in range(num_classes)))
+    index = np.arange(len(images))
+    if per_class is not None:
+        if per_class < 1:
+            raise InputError(f"per_class must be at least 1, got {per_class}")
+        index = balanced_subset(images.labels, per_class, num_classes)
+    verdicts = Verdicts.pending(index, np.asarray(images.labels[index]), list(attacks))
+
+    fingerprint = ""
+    if directory is not None:
+        asked = {
+            "data": f"{images.name}/{images.split}",
+            "model": model_info,
+            "attacks": {key: repr(attack) for key, (_, attack) in attacks.items()},
+            "threat": f"{threat.norm} {threat.text}",
+            "per_class": per_class,
+            "seed": seed,
+        }
+        fingerprint = digest_json([asked, images.digest(), digest_model(model)])
+        if directory.claim("evaluation", fingerprint, {"asked": asked}, resume=resume) and directory.verdicts.exists():
+            saved, mark = Verdicts.load(directory.verdicts)
+            if mark == fingerprint:
+                verdicts = saved
+
+    work = _Work(model, images, verdicts, threat, batch_size, seed, directory, fingerprint, progress)
+    work.natural()
+    ran = {key: work.attack(key, spec, attack) for key, (spec, attack) in attacks.items()}
+    report = ClassReport.from_verdicts(
+        verdicts,
+        dataset=DatasetInfo(name=images.name, split=images.split, n=len(verdicts), classes=classes),
+        model={**model_info, "versions": versions(), "hardware": hardware()},
+        threat=ThreatInfo(norm=threat.norm, eps=threat.eps, eps_text=threat.text),
+        attacks=ran,
+        sanity=inspect(verdicts, threat, {key: info.rejected for key, info in ran.items()}),
+    )
+    if directory is not None:
+        work.save()
+        report.to_json(directory.report)
+        report.to_html(directory.page)
+        directory.finish("evaluation")
+    return report
+
+
+def count_classes(model: nn.Module, images: ImageSet) -> int:
+    """How many classes there are, after making sure that the model and the data speak of the same ones."""
+    example = next(ordered(images, np.zeros(1, dtype=np.int64), 1, device_of(model)))[0]
+    try:
+        with torch.no_grad(), frozen(model):
+            outputs = logits_of(model(example.to(dtype_of(model)))).shape[1]
+    except (RuntimeError, TypeError, ValueError) as error:
+        shape = "x".join(str(size) for size in example.shape[1:])
+        reason = str(error).splitlines()[0]
+        raise InputError(f"the model cannot take images of {shape} (channels x height x width): {reason}") from None
+    if images.classes is not None and outputs != len(images.classes):
+        raise InputError(f"the model has {outputs} outputs, but {images.name} has {len(images.classes)} classes")
+    if (largest := int(images.labels.max())) >= outputs:
+        raise InputError(f"label {largest} is out of range: the model has {outputs} outputs")
+    return int(outputs)
+
+
+class _Work:
+    """What is left to decide. Verdicts are filled in place and saved as they come."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: ImageSet,
+        verdicts: Verdicts,
+        threat: Threat,
+        batch_size: int,
+        seed: int,
+        directory: RunDirectory | None,
+        fingerprint: str,
+        progress: Progress,
+    ) -> None:
+        self.model, self.images, self.verdicts, self.threat = model, images, verdicts, threat
+        self.batch_size, self.seed, self.progress = batch_size, seed, progress
+        self.directory, self.fingerprint = directory, fingerprint
+        self.device, self.dtype = device_of(model), dtype_of(model)
+        self.saved = time.monotonic()
+
+    def natural(self) -> None:
+        """Predictions on the untouched images."""
+        rows = np.flatnonzero(self.verdicts.natural == PENDING)
+        self.progress.start(NATURAL, len(self.verdicts), len(self.verdicts) - len(rows))
+        for batch in self._batches(rows):
+            x, _, _ = self._images(batch)
+            self.verdicts.natural[batch] = self._predict(x)
+            self._done(len(batch))
+        self.progress.finish()
+
+    def attack(self, key: str, spec: str, attack: Attack) -> AttackInfo:
+        """Predictions under one attack, of the examples that are classified correctly when untouched."""
+        began = time.perf_counter()
+        natural, column, rejected = self.verdicts.natural, self.verdicts.attacks[key], 0
+        broken = natural != self.verdicts.label
+        column[broken] = natural[broken]
+        rows = np.flatnonzero(column == PENDING)
+        self.progress.start(key, len(self.verdicts), len(self.verdicts) - len(rows))
+        stream = int(digest(str(self.seed), repr(attack))[:15], 16)
+        for batch in self._batches(rows):
+            x, y, index = self._images(batch)
+            x_adv = attack(self.model, x, y, generator=ExampleNoise(stream, index))
+            inside = self.threat.ball(x).contains(x_adv)
+            predicted = self._predict(x_adv)
+            column[batch] = np.where(inside.cpu().numpy(), predicted, natural[batch])
+            rejected += int((~inside).sum())
+            self._done(len(batch))
+        self.progress.finish()
+        return AttackInfo(
+            spec=spec,
+            settings=repr(attack),
+            attacked=int((~broken).sum()),
+            rejected=rejected,
+            seconds=round(time.perf_counter() - began, 3),
+        )
+
+    def save(self) -> None:
+        """Put what is decided on disk."""
+        if self.directory is not None:
+            self.verdicts.save(self.directory.verdicts, self.fingerprint)
+            self.saved = time.monotonic()
+
+    def _batches(self, rows: Ints) -> list[Ints]:
+        return [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
+
+    def _images(self, rows: Ints) -> tuple[Tensor, Tensor, Tensor]:
+        return next(ordered(self.images, self.verdicts.index[rows], len(rows), self.device))
+
+    def _predict(self, x: Tensor) -> Ints:
+        with torch.no_grad(), frozen(self.model):
+            logits = logits_of(self.model(x.to(self.dtype)))
+        if not bool(logits.isfinite().all()):
+            raise InputError("the model answers with NaN or infinite logits: there is no prediction to judge")
+        return logits.argmax(1).cpu().numpy()
+
+    def _done(self, amount: int) -> None:
+        self.progress.advance(amount)
+        if time.monotonic() - self.saved > SAVE_SECONDS:
+            self.save()

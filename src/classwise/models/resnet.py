@@ -1,0 +1,122 @@
+"""ResNet with the stem for small images: a 3x3 convolution and no max-pool.
+
+He et al., Deep Residual Learning for Image Recognition (CVPR 2016). State-dict names as in the CIFAR code
+that TRADES and most papers of the field use: ``conv1, bn1, layer1.0.conv1, ..., layer2.0.shortcut.0, ...,
+linear``.
+
+Deviations: the pooling before the head averages over the whole map, whatever its size; on 32x32 images
+this is the original's 4x4 average.
+"""
+
+# B batch, K classes, C channels
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from classwise.models.normalize import with_normalization
+from classwise.models.settings import Count, Normalization
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut."""
+
+    expansion: ClassVar[int] = 1
+
+    def __init__(self, in_planes: int, planes: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_planes, planes, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.shortcut = _shortcut(in_planes, planes * self.expansion, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return F.relu(out + self.shortcut(x))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions around a shortcut; the stride is on the 3x3."""
+
+    expansion: ClassVar[int] = 4
+
+    def __init__(self, in_planes: int, planes: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_planes, planes, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.conv3 = nn.Conv2d(planes, planes * self.expansion, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(planes * self.expansion)
+        self.shortcut = _shortcut(in_planes, planes * self.expansion, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = F.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        return F.relu(out + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """Four stages of residual blocks with 64, 128, 256 and 512 planes."""
+
+    def __init__(
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        blocks: Sequence[int],
+        *,
+        num_classes: int = 10,
+        in_channels: int = 3,
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, 64, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.layer1 = _stage(block, 64, 64, blocks[0], 1)
+        self.layer2 = _stage(block, 64 * block.expansion, 128, blocks[1], 2)
+        self.layer3 = _stage(block, 128 * block.expansion, 256, blocks[2], 2)
+        self.layer4 = _stage(block, 256 * block.expansion, 512, blocks[3], 2)
+        self.linear = nn.Linear(512 * block.expansion, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) -> (B, K)
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
+        return cast(Tensor, self.linear(F.adaptive_avg_pool2d(out, 1).flatten(1)))
+
+
+def _shortcut(in_planes: int, out_planes: int, stride: int) -> nn.Sequential:
+    """The identity where shapes agree, else a 1x1 convolution with batch norm."""
+    if stride == 1 and in_planes == out_planes:
+        return nn.Sequential()
+    return nn.Sequential(nn.Conv2d(in_planes, out_planes, 1, stride=stride, bias=False), nn.BatchNorm2d(out_planes))
+
+
+def _stage(
+    block: type[BasicBlock] | type[Bottleneck], in_planes: int, planes: int, blocks: int, stride: int
+) -> nn.Sequential:
+    """Blocks in a row; the first one changes planes and size."""
+    first = block(in_planes, planes, stride)
+    return nn.Sequential(first, *(block(planes * block.expansion, planes, 1) for _ in range(blocks - 1)))
+
+
+def resnet18(*, num_classes: Count = 10, in_channels: Count = 3, normalize: Normalization | None = None) -> nn.Module:
+    """ResNet-18 for small images."""
+    model = ResNet(BasicBlock, (2, 2, 2, 2), num_classes=num_classes, in_channels=in_channels)
+    return with_normalization(model, normalize, in_channels)
+
+
+def resnet34(*, num_classes: Count = 10, in_channels: Count = 3, normalize: Normalization | None = None) -> nn.Module:
+    """ResNet-34 for small images."""
+    model = ResNet(BasicBlock, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels)
+    return with_normalization(model, normalize, in_channels)
+
+
+def resnet50(*, num_classes: Count = 10, in_channels: Count = 3, normalize: Normalization | None = None) -> nn.Module:
+    """ResNet-50 for small images."""
+    model = ResNet(Bottleneck, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels)
+    return with_normalization(model, normalize, in_channels)

@@ -1,0 +1,112 @@
+"""Wide ResNet for small images.
+
+Zagoruyko and Komodakis, Wide Residual Networks (BMVC 2016). State-dict names as in the code of TRADES
+(Zhang et al., ICML 2019): ``conv1, block1.layer.0.bn1, ..., block1.layer.0.convShortcut, ..., bn1, fc``.
+
+Deviations: the original builds a ``sub_block1`` that its forward pass never uses; it is left out here,
+and the loader passes over it in checkpoints. The pooling before the head averages over the whole map,
+whatever its size; on 32x32 images this is the original's 8x8 average.
+"""
+
+# B batch, K classes, C channels
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from classwise.errors import InputError
+from classwise.models.normalize import with_normalization
+from classwise.models.settings import Count, Normalization, Probability
+
+
+class WideBlock(nn.Module):
+    """Two 3x3 convolutions, each after batch norm and ReLU, with dropout between them.
+
+    Where the number of planes changes, the shortcut is a 1x1 convolution of the *activated* input;
+    elsewhere it is the input itself.
+    """
+
+    def __init__(self, in_planes: int, out_planes: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(in_planes)
+        self.conv1 = nn.Conv2d(in_planes, out_planes, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_planes)
+        self.conv2 = nn.Conv2d(out_planes, out_planes, 3, padding=1, bias=False)
+        self.dropout = dropout
+        self.convShortcut: nn.Conv2d | None = None
+        if in_planes != out_planes:
+            self.convShortcut = nn.Conv2d(in_planes, out_planes, 1, stride=stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = F.relu(self.bn1(x))
+        kept = x if self.convShortcut is None else self.convShortcut(active)
+        out = F.relu(self.bn2(self.conv1(active)))
+        if self.dropout > 0:
+            out = F.dropout(out, p=self.dropout, training=self.training)
+        return cast(Tensor, self.conv2(out) + kept)
+
+
+class WideStage(nn.Module):
+    """Blocks in a row; the first one changes planes and size."""
+
+    def __init__(self, blocks: int, in_planes: int, out_planes: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        first = WideBlock(in_planes, out_planes, stride, dropout)
+        others = (WideBlock(out_planes, out_planes, 1, dropout) for _ in range(blocks - 1))
+        self.layer = nn.Sequential(first, *others)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.layer(x))
+
+
+class WideResNet(nn.Module):
+    """Three stages of (depth - 4) / 6 blocks with 16, 32 and 64 times ``width`` planes."""
+
+    def __init__(
+        self,
+        *,
+        depth: int = 34,
+        width: int = 10,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        blocks, rest = divmod(depth - 4, 6)
+        if rest or blocks < 1:
+            raise InputError(f"wide-resnet: depth={depth}: expected 6n + 4, as in 10, 16, 22, 28, 34, 40, 70")
+        planes = (16, 16 * width, 32 * width, 64 * width)
+        self.conv1 = nn.Conv2d(in_channels, planes[0], 3, padding=1, bias=False)
+        self.block1 = WideStage(blocks, planes[0], planes[1], 1, dropout)
+        self.block2 = WideStage(blocks, planes[1], planes[2], 2, dropout)
+        self.block3 = WideStage(blocks, planes[2], planes[3], 2, dropout)
+        self.bn1 = nn.BatchNorm2d(planes[3])
+        self.fc = nn.Linear(planes[3], num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
+                nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) -> (B, K)
+        out = self.block3(self.block2(self.block1(self.conv1(x))))
+        out = F.relu(self.bn1(out))
+        return cast(Tensor, self.fc(F.adaptive_avg_pool2d(out, 1).flatten(1)))
+
+
+def wide_resnet(
+    *,
+    depth: Count = 34,
+    width: Count = 10,
+    num_classes: Count = 10,
+    in_channels: Count = 3,
+    dropout: Probability = 0.0,
+    normalize: Normalization | None = None,
+) -> nn.Module:
+    """Wide ResNet of any depth 6n + 4: WRN-34-10 is depth=34, width=10."""
+    model = WideResNet(depth=depth, width=width, num_classes=num_classes, in_channels=in_channels, dropout=dropout)
+    return with_normalization(model, normalize, in_channels)

@@ -1,0 +1,91 @@
+"""Randomness for attacks: from a torch generator in training, from one stream per example in evaluation.
+
+An evaluation must not depend on how examples are batched, on which were dropped as broken, on the device, or on
+where an interrupted run was taken up. So its random numbers are a function of the seed, the example's index, the
+draw and the position alone: integers mixed by the splitmix64 finaliser, bit for bit the same on every device.
+"""
+
+# B batch
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Noise(Protocol):
+    """Random tensors in the shape, dtype and device of another."""
+
+    def uniform(self, like: Tensor) -> Tensor:
+        """Uniform in [0, 1)."""
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Standard normal."""
+
+    def take(self, rows: Tensor) -> Noise:
+        """The noise of some examples of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNoise:
+    """Draws for a whole batch from one torch generator (None: torch's global one)."""
+
+    generator: torch.Generator | None = None
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return torch.rand(like.shape, generator=self.generator, dtype=like.dtype, device=like.device)
+
+    def normal(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self.generator, dtype=like.dtype, device=like.device)
+
+    def take(self, rows: Tensor) -> SharedNoise:
+        return self
+
+
+@dataclass(slots=True)
+class ExampleNoise:
+    """One independent, reproducible stream for every example."""
+
+    seed: int
+    index: Tensor
+    """(B,) identity of each example, the same in every run."""
+    draws: int = field(default=0)
+
+    def uniform(self, like: Tensor) -> Tensor:
+        # 24 bits are what a float32 in [0, 1) holds exactly, so no rounding can reach 1.
+        return ((self._bits(like) >> 8) & 0xFFFFFF).to(like.dtype) / 2**24
+
+    def normal(self, like: Tensor) -> Tensor:
+        # Box-Muller; 1 - u lies in (0, 1], so its logarithm is finite.
+        radius = (-2 * (1 - self.uniform(like)).log()).sqrt()
+        return radius * (2 * math.pi * self.uniform(like)).cos()
+
+    def take(self, rows: Tensor) -> ExampleNoise:
+        return ExampleNoise(self.seed, self.index[rows.to(self.index.device)], self.draws)
+
+    def _bits(self, like: Tensor) -> Tensor:
+        index = self.index.to(like.device)
+        stream = _mix(_mix(index + _signed(self.seed * 0x9E3779B97F4A7C15)) + self.draws)
+        self.draws += 1
+        positions = torch.arange(like[0].numel(), device=like.device)
+        return _mix(stream[:, None] + positions * _signed(0xD1342543DE82EF95)).view(like.shape)
+
+
+Randomness = torch.Generator | ExampleNoise | None
+"""What may drive an attack: a torch generator, one stream per example, or torch's global state."""
+
+
+def _signed(value: int) -> int:
+    """The low 64 bits of an integer, read as signed."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def _mix(z: Tensor) -> Tensor:
+    """The finaliser of splitmix64 on int64 tensors, whose products wrap; shifts are made logical by a mask."""
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * _signed(0x94D049BB133111EB)
+    return z ^ ((z >> 31) & (2**33 - 1))

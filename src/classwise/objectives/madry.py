@@ -1,0 +1,40 @@
+"""Adversarial training (Madry et al. 2018): min E max CE(f(x'), y).
+
+Deviations
+* The attack sees batch norm in evaluation mode; several published codes attack in training mode, which updates
+  the running statistics with every attack step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from classwise.attacks import PGD
+from classwise.forward import logits_of
+from classwise.noise import Randomness
+from classwise.types import ClassControls, LossTerms, Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class Madry(Objective):
+    """Cross-entropy on attacked images. Batch-norm statistics are updated by the one adversarial pass."""
+
+    attack: PGD = PGD(steps=10)
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        controls: ClassControls,
+        *,
+        generator: Randomness = None,
+    ) -> LossTerms:
+        x_adv = self.attack(model, x, y, eps_scale=controls.eps_scale[y], generator=generator)
+        logits = logits_of(model(x_adv))
+        adv = F.cross_entropy(logits, y, reduction="none")
+        return LossTerms(nat=torch.zeros_like(adv), adv=adv, beta=1.0, logits_adv=logits)

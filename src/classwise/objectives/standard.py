@@ -1,0 +1,35 @@
+"""Training without an attack: E CE(f(x), y). The baseline that shows what adversarial training is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from classwise.forward import logits_of
+from classwise.noise import Randomness
+from classwise.types import ClassControls, LossTerms, Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standard(Objective):
+    """Cross-entropy on clean images. Batch-norm statistics are updated by the one clean pass."""
+
+    @property
+    def attack(self) -> None:
+        return None
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        controls: ClassControls,
+        *,
+        generator: Randomness = None,
+    ) -> LossTerms:
+        logits = logits_of(model(x))
+        nat = F.cross_entropy(logits, y, reduction="none")
+        return LossTerms(nat=nat, adv=torch.zeros_like(nat), beta=0.0, logits_nat=logits)

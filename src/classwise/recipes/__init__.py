@@ -1,0 +1,164 @@
+"""Recipes: one training run as a validated TOML file, named by data set or paper, as in ``digits/wat``.
+
+An unknown key, a wrong type or an impossible value is one line that names the key and what it takes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from classwise.errors import InputError, unknown
+from classwise.spec import Number, Spec, first_line
+from classwise.threat import Norm, Threat
+from classwise.training.engine import Precision
+from classwise.training.selection import Rule
+
+SPECS = ("model", "objective", "policy", "validation_attack", "optimizer", "schedule")
+"""Keys that pick something registered: a name, a ``name:key=value`` text, or a table with a name."""
+
+Table = dict[str, Any]
+
+
+class Augment(BaseModel):
+    """Random changes to training images."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    crop: int = Field(0, ge=0, description="pixels of zero padding before a random crop back to size")
+    flip: bool = Field(False, description="mirror half of the images")
+
+
+class Recipe(BaseModel):
+    """One training run, completely described."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field("unnamed", description="what the run is called")
+    data: str = Field(description="a data set by name or spec")
+    model: Table = Field(description="a registered architecture")
+    objective: Table = Field(description="what is minimised")
+    policy: Table = Field({"name": "uniform"}, description="the class-wise method")
+    norm: Norm = "Linf"
+    eps: str = Field("8/255", description="radius of the training attack")
+    attack: Table = Field({}, description="settings of the objective's own attack, as steps or step_size")
+    validation_attack: Table = Field({"name": "pgd", "steps": 10}, description="measures validation accuracy")
+    epochs: int = Field(ge=1)
+    batch_size: int = Field(128, ge=1)
+    optimizer: Table = {"name": "sgd"}
+    schedule: Table = {"name": "constant"}
+    augment: Augment = Augment()
+    validation_per_class: int = Field(ge=1, description="training images per class held out for validation")
+    ema: Number = Field(0.0, ge=0, lt=1, description="decay of the weight average; 0 switches it off")
+    clip: Number | None = Field(None, gt=0, description="largest gradient norm")
+    precision: Precision = "fp32"
+    select: Rule = Field("robust+worst", description="what makes an epoch the best, on validation")
+    seed: int = Field(0, ge=0)
+
+    @field_validator(*SPECS, mode="before")
+    @classmethod
+    def _spec(cls, given: Any) -> Any:
+        return _table(given)
+
+    @field_validator("eps", mode="before")
+    @classmethod
+    def _radius(cls, given: Any, info: ValidationInfo) -> str:
+        return Threat.parse(given, info.data.get("norm", "Linf")).text  # norm stands before eps
+
+
+def load_recipe(recipe: str | Path | Recipe, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """A recipe by name, from a file or as it is, with single keys overridden (``objective.beta`` reaches inside)."""
+    if isinstance(recipe, Recipe):
+        content, origin = recipe.model_dump(), f"recipe {recipe.name!r}"
+    else:
+        path = _find(recipe)
+        content, origin = _read(path), f"recipe {recipe}"
+        content.setdefault("name", str(recipe) if not Path(recipe).exists() else path.stem)
+    for key, value in (overrides or {}).items():
+        _override(content, key, value)
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise InputError(f"{origin}: {_explain(error)}") from None
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    root = Path(str(files(__package__)))
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.toml"))
+
+
+def recipe_header(name: str) -> str:
+    """The first comment line of a recipe: what it is."""
+    return _find(name).read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+
+
+def parse_overrides(items: list[str]) -> dict[str, Any]:
+    """Overrides from a command line; values are TOML where they read as such, else text.
+
+    >>> parse_overrides(["seed=3", "policy=wat:eta=0.05", "augment.flip=true"])
+    {'seed': 3, 'policy': 'wat:eta=0.05', 'augment.flip': True}
+    """
+    overrides: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"cannot read override {item!r}: expected key=value")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        overrides[key.strip()] = value
+    return overrides
+
+
+def _find(recipe: str | Path) -> Path:
+    given = Path(recipe)
+    if given.suffix == ".toml":
+        if not given.is_file():
+            raise InputError(f"no such recipe file: {given}")
+        return given
+    if str(recipe) not in recipe_names():
+        raise unknown("recipe", str(recipe), recipe_names())
+    return Path(str(files(__package__))) / f"{recipe}.toml"
+
+
+def _read(path: Path) -> Table:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not readable TOML: {error}") from None
+
+
+def _table(given: Any) -> Table:
+    spec = Spec.parse(given)
+    return {"name": spec.name, **spec.options}
+
+
+def _override(content: Table, key: str, value: Any) -> None:
+    first, *rest = key.split(".")
+    if not rest:
+        content[first] = value
+        return
+    inner = content.get(first, {})
+    # A shorthand text grows into a table before a setting inside it is changed.
+    inner = _table(inner) if first in SPECS and inner else inner
+    if not isinstance(inner, Mapping) or len(rest) > 1:
+        raise InputError(f"cannot override {key!r}: {first!r} has no settings of that depth")
+    content[first] = {**inner, rest[0]: value}
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        options = Augment.model_fields if len(first["loc"]) > 1 else Recipe.model_fields
+        return str(unknown("key", str(first["loc"][-1]), options))
+    if first["type"] == "missing":
+        return f"{key} is missing: {Recipe.model_fields[key].description or 'it is needed'}"
+    return f"{key} = {first['input']!r}: {first_line(error)}"

@@ -1,0 +1,6 @@
+"""Reports, comparisons and the pages that show them. Needs no torch."""
+
+from classwise.reporting.comparison import Comparison, compare
+from classwise.reporting.report import ClassReport, load_report
+
+__all__ = ["ClassReport", "Comparison", "compare", "load_report"]

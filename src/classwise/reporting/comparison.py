@@ -1,0 +1,259 @@
+"""Several models side by side, the first as the baseline: averages, worst classes, rho, and paired tests."""
+
+# K classes
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from classwise.errors import InputError, unknown
+from classwise.files import write_text
+from classwise.metrics import mcnemar, paired_changes, rho
+from classwise.metrics.counts import Ints
+from classwise.reporting.report import (
+    ClassReport,
+    DatasetInfo,
+    Estimate,
+    Result,
+    ThreatInfo,
+    Worst,
+    _Part,
+    load_report,
+)
+from classwise.verdicts import WORST_CASE
+
+
+class Change(_Part):
+    """A difference to the baseline in points, and the examples it comes from."""
+
+    points: float
+    gained: int
+    lost: int
+    n: int
+    p_value: float
+    """Exact McNemar test on the same examples; for classes corrected by Holm for their number."""
+
+
+class ClassChange(Change):
+    """The change of one class."""
+
+    label: int
+    name: str = Field(alias="class")
+
+
+class Row(_Part):
+    """One model under one attack."""
+
+    model: str
+    overall: Estimate
+    worst: Worst | None
+    by_class: list[float | None]
+    cv: float | None
+    mcd: float | None
+    rho: float | None
+    """Against the baseline; null for the baseline itself."""
+    change: Change | None
+    """Overall; null for the baseline, or where the two were not measured on the same examples."""
+    changes: list[ClassChange]
+    """Class by class; empty where ``change`` is null."""
+
+
+class Comparison(_Part):
+    """Models compared with the first of them."""
+
+    schema_: Literal["classwise/comparison/1"] = Field("classwise/comparison/1", alias="schema")
+    dataset: DatasetInfo
+    threat: ThreatInfo
+    models: list[str]
+    paired: bool
+    """Whether all models were measured on the very same examples."""
+    results: dict[str, list[Row]]
+
+    def __getitem__(self, key: str) -> list[Row]:
+        if key not in self.results:
+            raise unknown("result", key, self.results)
+        return self.results[key]
+
+    @property
+    def strongest(self) -> str:
+        """The result that counts: every attack together where attacks ran."""
+        return list(self.results)[-1]
+
+    @property
+    def rho(self) -> float | None:
+        """rho of the last model against the baseline under the strongest result."""
+        return self.results[self.strongest][-1].rho
+
+    def table(self, key: str | None = None) -> list[dict[str, Any]]:
+        """One plain row per model, ready for pandas or for printing."""
+        return [
+            {
+                "model": row.model,
+                "average": row.overall.value,
+                "worst": row.worst.value if row.worst else None,
+                "worst class": row.worst.name if row.worst else None,
+                "cv": row.cv,
+                "mcd": row.mcd,
+                "rho": row.rho,
+            }
+            for row in self[key or self.strongest]
+        ]
+
+    def to_html(self, path: str | Path) -> None:
+        """Write the page: one file that needs nothing else."""
+        from classwise.reporting.pages import comparison_page
+
+        write_text(Path(path), comparison_page(self))
+
+    def _repr_html_(self) -> str:
+        from classwise.reporting.pages import comparison_fragment
+
+        return comparison_fragment(self)
+
+
+def compare(*reports: ClassReport | str | Path, names: Sequence[str] | None = None) -> Comparison:
+    """Compare reports (or run directories) with the first of them."""
+    if len(reports) < 2:
+        raise InputError(f"comparing needs at least two reports, got {len(reports)}")
+    loaded = [report if isinstance(report, ClassReport) else load_report(report) for report in reports]
+    labels = list(names) if names is not None else _names(reports, loaded)
+    if len(labels) != len(loaded):
+        raise InputError(f"{len(loaded)} reports need as many names, got {len(labels)}")
+    baseline = loaded[0]
+    for label, report in zip(labels[1:], loaded[1:], strict=True):
+        _same("data", label, _dataset(baseline), _dataset(report))
+        _same("classes", label, ", ".join(baseline.dataset.classes), ", ".join(report.dataset.classes))
+        _same("threat", label, _threat(baseline), _threat(report))
+    keys = [key for key in baseline.results if all(_comparable(key, baseline, report) for report in loaded)]
+    paired = [_paired(baseline, report) for report in loaded]
+    return Comparison(
+        dataset=baseline.dataset,
+        threat=baseline.threat,
+        models=labels,
+        paired=all(paired),
+        results={
+            key: [
+                _row(key, label, report, None if number == 0 else baseline, paired[number])
+                for number, (label, report) in enumerate(zip(labels, loaded, strict=True))
+            ]
+            for key in keys
+        },
+    )
+
+
+def _comparable(key: str, one: ClassReport, other: ClassReport) -> bool:
+    """Whether a result means the same in both: there in both, and of the same attacks (for worst-case, of all)."""
+    if key == WORST_CASE:
+        return _settings(one) == _settings(other) and key in other.results
+    if key in one.attacks and key in other.attacks:
+        _same(f"attack {key}", str(other.model.get("name", "a report")), *(_settings(r)[key] for r in (one, other)))
+    return key in other.results
+
+
+def _row(key: str, model: str, report: ClassReport, baseline: ClassReport | None, paired: bool) -> Row:
+    result = report[key]
+    change: Change | None = None
+    changes: list[ClassChange] = []
+    if baseline is not None and paired:
+        change, changes = _changes(key, report, baseline)
+    return Row(
+        model=model,
+        overall=result.overall,
+        worst=result.worst,
+        by_class=[part.value for part in result.by_class],
+        cv=result.cv,
+        mcd=result.mcd,
+        rho=None if baseline is None else _rho(result, baseline[key]),
+        change=change,
+        changes=changes,
+    )
+
+
+def _rho(result: Result, baseline: Result) -> float | None:
+    if not (result.worst and baseline.worst):
+        return None
+    assert result.overall.value is not None
+    assert baseline.overall.value is not None
+    value = rho(
+        average=result.overall.value,
+        worst=result.worst.value,
+        baseline_average=baseline.overall.value,
+        baseline_worst=baseline.worst.value,
+    )
+    return None if value is None else round(value, 4)
+
+
+def _changes(key: str, report: ClassReport, baseline: ClassReport) -> tuple[Change, list[ClassChange]]:
+    ours, theirs = report.verdicts, baseline.verdicts
+    assert ours is not None
+    assert theirs is not None
+    before, after = theirs.survived(key), ours.survived(key)
+    gained, lost = int((~before & after).sum()), int((before & ~after).sum())
+    overall = Change(
+        points=_points(gained, lost, len(ours)),
+        gained=gained,
+        lost=lost,
+        n=len(ours),
+        p_value=mcnemar(gained, lost),
+    )
+    classes = report.dataset.classes
+    return overall, [
+        ClassChange(
+            label=part.label,
+            name=classes[part.label],
+            points=_points(part.gained, part.lost, part.n),
+            gained=part.gained,
+            lost=part.lost,
+            n=part.n,
+            p_value=part.p_value,
+        )
+        for part in paired_changes(ours.label, before, after, len(classes))
+    ]
+
+
+def _points(gained: int, lost: int, n: int) -> float:
+    return round(100 * (gained - lost) / n, 4)
+
+
+def _paired(one: ClassReport, other: ClassReport) -> bool:
+    def examples(report: ClassReport) -> tuple[Ints, Ints] | None:
+        return None if report.verdicts is None else (report.verdicts.index, report.verdicts.label)
+
+    first, second = examples(one), examples(other)
+    if first is None or second is None:
+        return False
+    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _names(reports: Sequence[object], loaded: Sequence[ClassReport]) -> list[str]:
+    """The directory's name, else the model's; made unique by the parent directory or a number."""
+    names = []
+    for given, report in zip(reports, loaded, strict=True):
+        if isinstance(given, ClassReport):
+            names.append(str(report.model.get("name", "model")))
+        else:
+            path = Path(str(given)).resolve()
+            names.append((path.parent if path.suffix == ".json" else path).name)
+    return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
+
+
+def _same(what: str, label: str, first: str, second: str) -> None:
+    if first != second:
+        raise InputError(f"cannot compare {label!r} with the baseline: its {what} is {second}, not {first}")
+
+
+def _settings(report: ClassReport) -> dict[str, str]:
+    return {key: info.settings for key, info in report.attacks.items()}
+
+
+def _dataset(report: ClassReport) -> str:
+    return f"{report.dataset.name}/{report.dataset.split}"
+
+
+def _threat(report: ClassReport) -> str:
+    return f"{report.threat.norm} {report.threat.eps_text}"

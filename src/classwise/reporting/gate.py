@@ -1,0 +1,62 @@
+"""Pass or fail: thresholds on a report, and a paired test that no class got worse."""
+
+from __future__ import annotations
+
+from classwise.errors import InputError
+from classwise.reporting.comparison import Comparison
+from classwise.reporting.report import ClassReport, _Part
+
+
+class Check(_Part):
+    """One demand and whether it holds."""
+
+    passed: bool
+    text: str
+
+
+def thresholds(
+    report: ClassReport,
+    key: str,
+    *,
+    min_worst: float | None = None,
+    min_average: float | None = None,
+    max_mcd: float | None = None,
+) -> list[Check]:
+    """Measured values against limits, in percent. A value that could not be measured fails."""
+    result = report[key]
+    checks = []
+    if min_worst is not None:
+        worst = result.worst
+        name, value = (worst.name, worst.value) if worst else ("none", None)
+        checks.append(_limit(f"{key}: worst class {name}", value, at_least=min_worst))
+    if min_average is not None:
+        checks.append(_limit(f"{key}: average", result.overall.value, at_least=min_average))
+    if max_mcd is not None:
+        checks.append(_limit(f"{key}: gap between classes", result.mcd, at_most=max_mcd))
+    return checks
+
+
+def no_worse_than(comparison: Comparison, key: str, alpha: float) -> list[Check]:
+    """No class, nor the average, of the last model lies significantly below the baseline's.
+
+    The exact McNemar test on the same examples, for the classes corrected by Holm, at error rate ``alpha`` each.
+    """
+    if not comparison.paired:
+        raise InputError("the two runs were not measured on the same examples: no paired test is possible")
+    row = comparison[key][-1]
+    assert row.change is not None
+    checks = []
+    for name, change in [("average", row.change), *((f"class {part.name}", part) for part in row.changes)]:
+        worse = change.lost > change.gained and change.p_value < alpha
+        text = f"{key}: {name} {change.points:+.1f} points against the baseline (p = {change.p_value:.2g})"
+        checks.append(Check(passed=not worse, text=text))
+    return checks
+
+
+def _limit(what: str, value: float | None, *, at_least: float | None = None, at_most: float | None = None) -> Check:
+    sign, limit = ("≥", at_least) if at_least is not None else ("≤", at_most)
+    assert limit is not None
+    if value is None:
+        return Check(passed=False, text=f"{what} could not be measured (wanted {sign} {limit:g})")
+    passed = value >= limit if at_least is not None else value <= limit
+    return Check(passed=passed, text=f"{what} at {value:.1f} (wanted {sign} {limit:g})")

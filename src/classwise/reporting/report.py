@@ -1,0 +1,271 @@
+"""The report of one model: every accuracy with its n and interval, overall, by class and in the worst class.
+
+A ``ClassReport`` is computed from verdicts alone and is what ``report.json`` holds; accuracies in percent.
+"""
+
+# K classes
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+
+from classwise.errors import InputError, unknown
+from classwise.files import read_json, write_json
+from classwise.metrics import (
+    class_variance,
+    confusion_matrix,
+    correct_by_class,
+    max_class_difference,
+    wilson,
+    worst_class,
+)
+from classwise.metrics.counts import Ints
+from classwise.verdicts import NATURAL, WORST_CASE, Verdicts
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, populate_by_name=True, ser_json_inf_nan="null")
+
+
+class Estimate(_Part):
+    """A share in percent with its interval; null where there are no examples."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+
+class ClassEstimate(Estimate):
+    """The estimate of one class."""
+
+    label: int
+    name: str = Field(alias="class")
+
+
+class Corrected(_Part):
+    """The lowest true class accuracy, corrected for the bias of a minimum."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Worst(_Part):
+    """The weakest class. A minimum over noisy classes lies too low; ``corrected`` removes that bias."""
+
+    label: int
+    name: str = Field(alias="class")
+    value: float
+    low: float
+    high: float
+    n: int
+    corrected: Corrected
+
+
+class Result(_Part):
+    """What one attack, or none, left of a model."""
+
+    overall: Estimate
+    by_class: list[ClassEstimate]
+    worst: Worst | None
+    cv: float | None
+    mcd: float | None
+
+    @classmethod
+    def from_predictions(cls, labels: Ints, predictions: Ints, classes: list[str]) -> Result:
+        """Count, estimate and compare the classes."""
+        correct, n = correct_by_class(labels, predictions, len(classes))
+        by_class = [
+            ClassEstimate(label=label, name=name, **_estimate(int(correct[label]), int(n[label])))
+            for label, name in enumerate(classes)
+        ]
+        shares = [math.nan if part.value is None else part.value for part in by_class]
+        found = worst_class(correct, n)
+        worst = None
+        if found is not None:
+            worst = Worst(
+                label=found.label,
+                name=classes[found.label],
+                value=_percent(found.value),
+                low=_percent(found.low),
+                high=_percent(found.high),
+                n=int(n[found.label]),
+                corrected=Corrected(
+                    value=_percent(found.corrected),
+                    low=_percent(found.corrected_low),
+                    high=_percent(found.corrected_high),
+                ),
+            )
+        return cls(
+            overall=Estimate(**_estimate(int(correct.sum()), int(n.sum()))),
+            by_class=by_class,
+            worst=worst,
+            cv=_rounded(class_variance(shares)),
+            mcd=_rounded(max_class_difference(shares)),
+        )
+
+
+class DatasetInfo(_Part):
+    """Which examples were used."""
+
+    name: str
+    split: str
+    n: int
+    classes: list[str]
+
+
+class ThreatInfo(_Part):
+    """What the attacker was allowed."""
+
+    norm: str
+    eps: float
+    eps_text: str
+
+
+class AttackInfo(_Part):
+    """An attack as it ran."""
+
+    spec: str
+    settings: str
+    attacked: int
+    """Examples it was run on: those the model classifies correctly when untouched."""
+    rejected: int
+    """Its results thrown away because they lay outside the ball or the box."""
+    seconds: float
+
+
+class Finding(_Part):
+    """A remark on how far the numbers can be trusted."""
+
+    severity: Literal["info", "warning", "error"]
+    text: str
+
+
+class Sanity(_Part):
+    """What was noticed about the evaluation itself."""
+
+    findings: list[Finding] = []
+
+
+class ClassReport(_Part):
+    """The robustness of one model, class by class."""
+
+    schema_: Literal["classwise/report/1"] = Field("classwise/report/1", alias="schema")
+    dataset: DatasetInfo
+    model: dict[str, Any]
+    threat: ThreatInfo
+    attacks: dict[str, AttackInfo] = {}
+    results: dict[str, Result]
+    confusion: dict[str, list[list[int]]]
+    sanity: Sanity = Sanity()
+
+    _verdicts: Verdicts | None = PrivateAttr(default=None)
+
+    @classmethod
+    def from_verdicts(
+        cls,
+        verdicts: Verdicts,
+        *,
+        dataset: DatasetInfo,
+        model: dict[str, Any],
+        threat: ThreatInfo,
+        attacks: dict[str, AttackInfo],
+        sanity: Sanity | None = None,
+    ) -> ClassReport:
+        """Derive everything from the table of verdicts."""
+        keys = [*verdicts.keys, WORST_CASE] if verdicts.attacks else verdicts.keys
+        classes = dataset.classes
+        report = cls(
+            dataset=dataset,
+            model=model,
+            threat=threat,
+            attacks=attacks,
+            results={key: Result.from_predictions(verdicts.label, verdicts.predictions(key), classes) for key in keys},
+            confusion={
+                key: confusion_matrix(verdicts.label, verdicts.predictions(key), len(classes)).tolist() for key in keys
+            },
+            sanity=sanity or Sanity(),
+        )
+        report._verdicts = verdicts
+        return report
+
+    def __getitem__(self, key: str) -> Result:
+        if key not in self.results:
+            raise unknown("result", key, self.results)
+        return self.results[key]
+
+    @property
+    def verdicts(self) -> Verdicts | None:
+        """The table behind the report, where it is at hand."""
+        return self._verdicts
+
+    @property
+    def strongest(self) -> str:
+        """The key that every attack together is reported under; ``natural`` where none ran."""
+        return WORST_CASE if WORST_CASE in self.results else NATURAL
+
+    @property
+    def worst(self) -> Worst | None:
+        """The weakest class over every attack that ran."""
+        return self[self.strongest].worst
+
+    def to_json(self, path: str | Path) -> None:
+        """Write ``report.json``."""
+        write_json(Path(path), self.model_dump(mode="json", by_alias=True))
+
+    def to_html(self, path: str | Path) -> None:
+        """Write the page: one file that needs nothing else."""
+        from classwise.files import write_text
+        from classwise.reporting.pages import report_page
+
+        write_text(Path(path), report_page(self))
+
+    def _repr_html_(self) -> str:
+        from classwise.reporting.pages import report_fragment
+
+        return report_fragment(self)
+
+
+def load_report(path: str | Path) -> ClassReport:
+    """Read the report of a run directory (or a ``report.json``), with its verdicts where they lie beside it."""
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"no such run directory: {path}")
+    file = path / "report.json" if path.is_dir() else path
+    if not file.exists():
+        raise InputError(f"{path} holds no report.json: evaluate the model first")
+    try:
+        report = ClassReport.model_validate(read_json(file))
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise InputError(f"{file} is not a report: {where}: {error.errors()[0]['msg']}") from None
+    table = file.parent / "verdicts.parquet"
+    if table.exists():
+        report._verdicts = Verdicts.load(table)[0]
+    return report
+
+
+def _estimate(correct: int, n: int) -> dict[str, Any]:
+    if n == 0:
+        return {"value": None, "low": None, "high": None, "n": 0}
+    low, high = wilson(correct, n)
+    return {
+        "value": _percent(correct / n),
+        "low": _percent(float(low)),
+        "high": _percent(float(high)),
+        "n": n,
+    }
+
+
+def _percent(share: float) -> float:
+    return round(100 * share, 4)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(float(np.float64(value)), 4)

@@ -1,0 +1,47 @@
+"""Checkpoints: the whole state of a run to continue from, and plain weights to use.
+
+The state is saved by torch and read back with ``weights_only``: tensors and plain values, never code. Weights are
+safetensors. Both are written atomically.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from classwise.errors import InputError
+from classwise.files import atomic
+
+SCHEMA = "classwise/checkpoint/1"
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write the state of a run."""
+    with atomic(path) as temporary:
+        torch.save({"schema": SCHEMA, **state}, temporary)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read the state of a run, onto the CPU."""
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise InputError(f"no such checkpoint: {path}") from None
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise InputError(f"{path} is not a readable checkpoint: {str(error).splitlines()[0]}") from None
+    if not isinstance(state, dict) or state.get("schema") != SCHEMA:
+        raise InputError(f"{path} is not a checkpoint of this version: expected schema {SCHEMA}")
+    return state
+
+
+def save_weights(path: Path, model: nn.Module) -> None:
+    """Write a model's weights and buffers."""
+    # Cloned because safetensors refuses tensors that share storage, as tied weights do.
+    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    with atomic(path) as temporary:
+        save_file(weights, temporary)

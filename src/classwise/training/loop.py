@@ -1,0 +1,265 @@
+"""The one training loop.
+
+Class statistics and the choice of the best epoch come from a class-balanced validation split cut from the
+training data. Nothing here can receive test data. After every epoch the whole state is on disk, so a run that was
+killed continues and ends, on a CPU, with the very weights it would have had.
+"""
+
+# B batch, K classes
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from classwise.data import Batches, ImageSet, balanced_split, ordered
+from classwise.errors import Diverged
+from classwise.files import write_json
+from classwise.forward import frozen, logits_of
+from classwise.noise import ExampleNoise
+from classwise.progress import Progress
+from classwise.rundir import RunDirectory
+from classwise.training.checkpoint import load_state, save_state, save_weights
+from classwise.training.engine import Engine, Precision, averaged
+from classwise.training.history import Record, controls_record, summary, write_history
+from classwise.training.optimizers import OptimizerSettings
+from classwise.training.schedules import Schedule
+from classwise.training.selection import Rule, score
+from classwise.types import Attack, ClassControls, ClassStats, Objective, Policy
+
+CHECK_EVERY = 50
+"""Steps between looks at the loss; each look waits for the device."""
+BLOW_UP = 10.0
+"""A mean loss this many times that of the first epoch counts as divergence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything a training needs, built and validated."""
+
+    name: str
+    model: nn.Module
+    images: ImageSet
+    num_classes: int
+    objective: Objective
+    policy: Policy
+    optimizer: OptimizerSettings
+    schedule: Schedule
+    epochs: int
+    batch_size: int
+    validation_per_class: int
+    crop: int
+    flip: bool
+    ema: float
+    clip: float | None
+    precision: Precision
+    select: Rule
+    judge: Attack
+    """The attack that measures robust accuracy on validation, the same whatever the objective."""
+    seed: int
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a training ended."""
+
+    epochs: int
+    best_epoch: int
+    best_score: float
+    history: list[Record]
+
+
+def fit(plan: Plan, directory: RunDirectory, progress: Progress, *, resume: bool) -> Outcome:
+    """Train, or continue training, into a run directory."""
+    devices = [plan.device] if plan.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(plan.seed)
+        return _Training(plan, directory, progress).run(resume=resume)
+
+
+class _Training:
+    """The state of a run and its epochs."""
+
+    def __init__(self, plan: Plan, directory: RunDirectory, progress: Progress) -> None:
+        self.plan, self.directory, self.progress = plan, directory, progress
+        labels = plan.images.labels
+        train, self.validation = balanced_split(labels, plan.validation_per_class, plan.seed, plan.num_classes)
+        self.data_random = torch.Generator().manual_seed(plan.seed)
+        self.attack_random = torch.Generator(plan.device).manual_seed(plan.seed)
+        self.batches = Batches(
+            plan.images,
+            train,
+            batch_size=plan.batch_size,
+            device=plan.device,
+            generator=self.data_random,
+            crop=plan.crop,
+            flip=plan.flip,
+        )
+        model = plan.model.to(plan.device)
+        self.engine = Engine(
+            model=model,
+            objective=plan.objective,
+            policy=plan.policy,
+            optimizer=plan.optimizer.build(model.parameters()),
+            average=averaged(model, plan.ema),
+            precision=plan.precision,
+            clip=plan.clip,
+        )
+        self.controls = plan.policy.start(plan.num_classes).to(plan.device)
+        self.epoch = 0
+        self.best: tuple[int, float] | None = None
+        self.history: list[Record] = []
+
+    @property
+    def last(self) -> Path:
+        return self.directory.checkpoints / "last.pt"
+
+    def run(self, *, resume: bool) -> Outcome:
+        plan = self.plan
+        if resume and self.last.exists():
+            self.load()
+        else:
+            indices = {
+                "per_class": plan.validation_per_class,
+                "seed": plan.seed,
+                "indices": self.validation.tolist(),
+            }
+            write_json(self.directory.validation, indices)
+        self.progress.start(f"train {plan.name}", plan.epochs * len(self.batches), self.epoch * len(self.batches))
+        while self.epoch < plan.epochs:
+            self.run_epoch()
+        save_weights(self.directory.checkpoints / "last.safetensors", self.engine.result)
+        self.progress.finish()
+        assert self.best is not None
+        return Outcome(epochs=self.epoch, best_epoch=self.best[0], best_score=self.best[1], history=self.history)
+
+    def run_epoch(self) -> None:
+        began = time.perf_counter()
+        used = self.controls
+        self.batches.sampling = used.sampling
+        train, loss, rate = self.train_epoch()
+        self.epoch += 1
+        val = self.validate()
+        following = self.plan.policy.on_epoch_end(train, val, self.epoch)
+        if following is not None:
+            self.controls = following.to(self.plan.device)
+        value = score(self.plan.select, val)
+        best = self.best is None or value > self.best[1]
+        self.history.append(
+            {
+                "epoch": self.epoch,
+                "lr": rate,
+                "loss": loss,
+                "train": summary(train),
+                "validation": (validation := summary(val)),
+                "controls": controls_record(used),
+                "score": value,
+                "best": best,
+                "seconds": round(time.perf_counter() - began, 3),
+            }
+        )
+        if best:
+            self.best = (self.epoch, value)
+            save_weights(self.directory.checkpoints / "best.safetensors", self.engine.result)
+        self.save()
+        write_history(self.directory.metrics, self.history)
+        self.progress.advance(0, _note(self.epoch, self.plan.epochs, loss, validation))
+
+    def train_epoch(self) -> tuple[ClassStats, float, float]:
+        """One pass over the data: statistics in training mode, mean loss, last learning rate."""
+        plan, engine = self.plan, self.engine
+        stats = ClassStats.zeros(plan.num_classes, plan.device)
+        total = torch.zeros((), dtype=torch.float64, device=plan.device)
+        rate = 0.0
+        for number, (x, y, _) in enumerate(self.batches):
+            rate = plan.optimizer.lr * plan.schedule(self.epoch + number / len(self.batches), plan.epochs)
+            for group in engine.optimizer.param_groups:
+                group["lr"] = rate
+            terms, loss = engine.step(x, y, self.controls, self.attack_random)
+            stats.update(terms, y)
+            total += loss
+            if number % CHECK_EVERY == 0:
+                self.check(float(loss))
+            self.progress.advance()
+        mean = float(total) / len(self.batches)
+        self.check(mean)
+        return stats.cpu(), mean, rate
+
+    def check(self, loss: float) -> None:
+        """Stop a run that has gone wrong before it overwrites the last good checkpoint."""
+        first = self.history[0]["loss"] if self.history else float("inf")
+        if loss <= BLOW_UP * max(first, 1.0):
+            return
+        good = (
+            f"the last good checkpoint is {self.last} (epoch {self.epoch})" if self.epoch else "no epoch was finished"
+        )
+        raise Diverged(f"training diverged in epoch {self.epoch + 1} (loss {loss:.4g}); {good}")
+
+    def validate(self) -> ClassStats:
+        """Statistics of the resulting model on the validation split, with the same noise in every epoch.
+
+        Losses are the objective's own, as the policies need them; accuracy under attack is the judge's.
+        """
+        plan, model = self.plan, self.engine.result
+        stats = ClassStats.zeros(plan.num_classes, plan.device)
+        even = ClassControls.uniform(plan.num_classes).to(plan.device)
+        with torch.no_grad(), frozen(model):
+            for x, y, index in ordered(plan.images, self.validation, plan.batch_size, plan.device):
+                terms = self.engine.terms(model, x, y, even, ExampleNoise(plan.seed, index))
+                x_adv = plan.judge(model, x, y, generator=ExampleNoise(plan.seed + 1, index))
+                logits_nat, logits_adv = logits_of(model(x)), logits_of(model(x_adv))
+                stats.update(replace(terms, logits_nat=logits_nat, logits_adv=logits_adv), y)
+        return stats.cpu()
+
+    def save(self) -> None:
+        engine = self.engine
+        state: dict[str, Any] = {
+            "epoch": self.epoch,
+            "model": engine.model.state_dict(),
+            "optimizer": engine.optimizer.state_dict(),
+            "average": None if engine.average is None else engine.average.state_dict(),
+            "policy": self.plan.policy.state_dict(),
+            "controls": {name: getattr(self.controls, name) for name in ClassControls.__slots__},
+            "best": self.best,
+            "history": self.history,
+            "random": {
+                "torch": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state(self.plan.device) if self.plan.device.type == "cuda" else None,
+                "data": self.data_random.get_state(),
+                "attack": self.attack_random.get_state(),
+            },
+        }
+        save_state(self.last, state)
+
+    def load(self) -> None:
+        state, engine = load_state(self.last), self.engine
+        self.epoch, self.best, self.history = state["epoch"], state["best"], state["history"]
+        engine.model.load_state_dict(state["model"])
+        engine.optimizer.load_state_dict(state["optimizer"])
+        if engine.average is not None:
+            engine.average.load_state_dict(state["average"])
+        self.plan.policy.load_state_dict(state["policy"])
+        self.controls = ClassControls(**state["controls"]).to(self.plan.device)
+        torch.set_rng_state(state["random"]["torch"])
+        if self.plan.device.type == "cuda":
+            torch.cuda.set_rng_state(state["random"]["cuda"], self.plan.device)
+        self.data_random.set_state(state["random"]["data"])
+        self.attack_random.set_state(state["random"]["attack"])
+        write_history(self.directory.metrics, self.history)
+
+
+def _note(epoch: int, epochs: int, loss: float, validation: Record) -> str:
+    parts = [f"epoch {epoch}/{epochs}", f"loss {loss:.3f}"]
+    for name in ("natural", "robust"):
+        if validation[name] is not None:
+            parts.append(f"{name} {validation[name]['overall']:.1f}")
+    if validation["robust"] is not None:
+        worst = validation["robust"]["worst"]
+        parts.append(f"worst class {worst['label']} at {worst['value']:.1f}")
+    return "  ".join(parts)

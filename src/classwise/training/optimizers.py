@@ -1,0 +1,66 @@
+"""Optimizers by name, as settings that can be validated before any model exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from classwise.errors import InputError
+from classwise.spec import Number
+
+
+class OptimizerSettings(Protocol):
+    """Makes an optimizer for some parameters."""
+
+    @property
+    def lr(self) -> float: ...
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(OptimizerSettings):
+    """Stochastic gradient descent with momentum."""
+
+    lr: Number = 0.1
+    momentum: Number = 0.9
+    weight_decay: Number = 2e-4
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        _positive(self.lr)
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            parameters,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(OptimizerSettings):
+    """Adam, with decoupled weight decay where any is given."""
+
+    lr: Number = 1e-3
+    weight_decay: Number = 0.0
+
+    def __post_init__(self) -> None:
+        _positive(self.lr)
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay)
+
+
+OPTIMIZERS: Mapping[str, type[OptimizerSettings]] = {"sgd": SGD, "adam": Adam}
+
+
+def _positive(lr: float) -> None:
+    if lr <= 0:
+        raise InputError(f"lr must be positive, got {lr}")

@@ -1,0 +1,97 @@
+"""Learning-rate schedules: pure functions of time, so a resumed run needs no state of theirs.
+
+Each is called with the time in epochs (a fraction within an epoch) and the number of epochs, and returns the
+factor on the base learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from classwise.errors import InputError
+from classwise.spec import Number
+
+
+class Schedule(Protocol):
+    """Time to learning-rate factor."""
+
+    def __call__(self, time: float, epochs: int) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """The base rate throughout."""
+
+    def __call__(self, time: float, epochs: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Schedule):
+    """Multiplied by gamma after every so many epochs."""
+
+    every: int = 30
+    gamma: Number = 0.1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise InputError(f"every must be at least 1 epoch, got {self.every}")
+
+    def __call__(self, time: float, epochs: int) -> float:
+        return self.gamma ** (int(time) // self.every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiStep(Schedule):
+    """Multiplied by gamma when an epoch begins that is numbered, from 0, by a milestone.
+
+    >>> [MultiStep(milestones=(75, 90))(t, 100) for t in (74.9, 75, 90)]
+    [1.0, 0.1, 0.010000000000000002]
+    """
+
+    milestones: tuple[int, ...] = (75, 90)
+    gamma: Number = 0.1
+
+    def __call__(self, time: float, epochs: int) -> float:
+        return self.gamma ** sum(time >= milestone for milestone in self.milestones)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Schedule):
+    """Half a cosine from one to zero, after an optional linear warm-up."""
+
+    warmup: Number = 0.0
+    """In epochs."""
+
+    def __call__(self, time: float, epochs: int) -> float:
+        if time < self.warmup:
+            return time / self.warmup
+        share = (time - self.warmup) / max(epochs - self.warmup, 1e-9)
+        return 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cyclic(Schedule):
+    """One triangle: linearly up from zero to the base rate at ``peak`` (share of training), then down to zero."""
+
+    peak: Number = 0.4
+
+    def __post_init__(self) -> None:
+        if not 0 < self.peak < 1:
+            raise InputError(f"peak must lie between 0 and 1, got {self.peak}")
+
+    def __call__(self, time: float, epochs: int) -> float:
+        share = min(time / epochs, 1.0)
+        return share / self.peak if share < self.peak else (1 - share) / (1 - self.peak)
+
+
+SCHEDULES: Mapping[str, type[Schedule]] = {
+    "constant": Constant,
+    "step": Step,
+    "multistep": MultiStep,
+    "cosine": Cosine,
+    "cyclic": Cyclic,
+}

@@ -1,0 +1,43 @@
+"""Which epoch is the best, judged on the validation split alone."""
+
+# K classes
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor
+
+from classwise.types import ClassStats
+
+Rule = Literal["robust+worst", "robust", "worst", "worst-loss", "natural"]
+"""robust+worst: average plus worst-class robust accuracy; robust, worst: either alone; worst-loss: the smallest
+loss of the worst class (Li & Liu 2023); natural: average natural accuracy."""
+
+
+def score(rule: Rule, val: ClassStats) -> float:
+    """Larger is better. Classes without validation examples have no say."""
+    return _SCORES[rule](val)
+
+
+def _average(correct: Tensor, n: Tensor) -> float:
+    return float(correct.sum() / n.sum())
+
+
+def _worst(shares: Tensor) -> float:
+    return float(shares[~shares.isnan()].min())
+
+
+def _worst_loss(val: ClassStats) -> float:
+    present = val.n > 0
+    return -float((val.loss[present] / val.n[present]).max())
+
+
+_SCORES: dict[Rule, Callable[[ClassStats], float]] = {
+    "robust+worst": lambda val: _average(val.correct_adv, val.n_adv) + _worst(val.robust),
+    "robust": lambda val: _average(val.correct_adv, val.n_adv),
+    "worst": lambda val: _worst(val.robust),
+    "worst-loss": _worst_loss,
+    "natural": lambda val: _average(val.correct_nat, val.n_nat),
+}

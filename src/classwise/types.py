@@ -1,0 +1,210 @@
+"""The nouns every room shares: what a policy turns, what it is told, what an objective returns.
+
+A class-wise method is a function from class statistics to class controls. It never sees a model, an attack or
+a loader, so every policy composes with every objective.
+"""
+
+# B batch, K classes
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from classwise.noise import Randomness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassControls:
+    """What a policy may turn. Every vector is (K,) and 1 means "as the objective has it"."""
+
+    weight_nat: Tensor
+    """Weight of the natural term."""
+    weight_adv: Tensor
+    """Weight of the adversarial term."""
+    eps_scale: Tensor
+    """Radius of the training attack, relative to eps."""
+    beta_scale: Tensor
+    """Strength of the robust regulariser, relative to beta."""
+    sampling: Tensor | None = None
+    """Class distribution to draw batches from; None draws every example once an epoch."""
+    targets: Tensor | None = None
+    """(K, K), rows sum to one: which class a targeted training attack aims at."""
+
+    @classmethod
+    def uniform(cls, num_classes: int) -> ClassControls:
+        """Every class treated alike: plain training."""
+        ones = torch.ones(num_classes)
+        return cls(weight_nat=ones, weight_adv=ones, eps_scale=ones, beta_scale=ones)
+
+    def to(self, device: torch.device) -> ClassControls:
+        """The same controls on another device."""
+        present = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return replace(self, **{name: value.to(device) for name, value in present.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerms:
+    """An objective's loss before any reduction. The loss of example i is ``nat_i + beta * adv_i``."""
+
+    nat: Tensor
+    """(B,) natural term; zero where an objective has none."""
+    adv: Tensor
+    """(B,) adversarial term; zero where an objective has none."""
+    beta: float
+    """Strength of the adversarial term."""
+    logits_nat: Tensor | None = None
+    """(B, K) on the clean images, where the objective computes them."""
+    logits_adv: Tensor | None = None
+    """(B, K) on the attacked images, where the objective attacks."""
+
+
+def reduce(terms: LossTerms, y: Tensor, controls: ClassControls) -> Tensor:
+    """The mean loss of a batch: the one place where class controls meet the loss."""
+    nat = controls.weight_nat[y] * terms.nat
+    adv = controls.weight_adv[y] * controls.beta_scale[y] * terms.adv
+    return (nat + terms.beta * adv).mean()
+
+
+@dataclass(slots=True, kw_only=True)
+class ClassStats:
+    """Counts and sums per class: sufficient statistics that merge over batches, shards and ranks by ``+``."""
+
+    n: Tensor
+    """(K,) examples seen."""
+    n_nat: Tensor
+    """(K,) of these, examples with a natural verdict."""
+    n_adv: Tensor
+    """(K,) of these, examples with an adversarial verdict."""
+    correct_nat: Tensor
+    correct_adv: Tensor
+    loss_nat: Tensor
+    """(K,) sum of the natural terms, float64."""
+    loss_adv: Tensor
+    """(K,) sum of the adversarial terms, without beta, float64."""
+    loss: Tensor
+    """(K,) sum of the whole loss, natural plus beta times adversarial, unweighted, float64."""
+    confusion_adv: Tensor
+    """(K, K) true class by class predicted under attack."""
+    softmax_adv: Tensor
+    """(K, K) sum of the softmax under attack over the examples of each true class, float64."""
+
+    @classmethod
+    def zeros(cls, num_classes: int, device: torch.device | str = "cpu") -> ClassStats:
+        """Statistics of nothing: the neutral element of ``+``."""
+
+        def count(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        def total(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        k = num_classes
+        return cls(
+            n=count(k),
+            n_nat=count(k),
+            n_adv=count(k),
+            correct_nat=count(k),
+            correct_adv=count(k),
+            loss_nat=total(k),
+            loss_adv=total(k),
+            loss=total(k),
+            confusion_adv=count(k, k),
+            softmax_adv=total(k, k),
+        )
+
+    def update(self, terms: LossTerms, y: Tensor) -> None:
+        """Add a batch, in place and without waiting for the device."""
+        ones = torch.ones_like(y)
+        self.n.index_add_(0, y, ones)
+        nat, adv = terms.nat.detach().double(), terms.adv.detach().double()
+        self.loss_nat.index_add_(0, y, nat)
+        self.loss_adv.index_add_(0, y, adv)
+        self.loss.index_add_(0, y, nat + terms.beta * adv)
+        if terms.logits_nat is not None:
+            self.n_nat.index_add_(0, y, ones)
+            self.correct_nat.index_add_(0, y, (terms.logits_nat.argmax(1) == y).long())
+        if terms.logits_adv is not None:
+            predicted = terms.logits_adv.argmax(1)
+            self.n_adv.index_add_(0, y, ones)
+            self.correct_adv.index_add_(0, y, (predicted == y).long())
+            self.confusion_adv.index_put_((y, predicted), ones, accumulate=True)
+            self.softmax_adv.index_add_(0, y, terms.logits_adv.detach().double().softmax(1))
+
+    def __add__(self, other: ClassStats) -> ClassStats:
+        return ClassStats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def cpu(self) -> ClassStats:
+        """The same statistics on the host, where policies work."""
+        return ClassStats(**{f.name: getattr(self, f.name).cpu() for f in fields(self)})
+
+    @property
+    def natural(self) -> Tensor:
+        """(K,) natural accuracy as a fraction; NaN for a class without verdicts."""
+        return self.correct_nat / self.n_nat
+
+    @property
+    def robust(self) -> Tensor:
+        """(K,) accuracy under attack as a fraction; NaN for a class without verdicts."""
+        return self.correct_adv / self.n_adv
+
+
+class Attack(Protocol):
+    """Looks for a misclassified point in the ball around each image. A frozen dataclass; its repr is its identity."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        eps_scale: Tensor | None = None,
+        generator: Randomness = None,
+    ) -> Tensor: ...
+
+
+class Objective(Protocol):
+    """Turns a batch into loss terms; makes its own adversarial examples."""
+
+    @property
+    def attack(self) -> Attack | None:
+        """The inner maximisation, or None for training without one."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        controls: ClassControls,
+        *,
+        generator: Randomness = None,
+    ) -> LossTerms: ...
+
+
+class Policy(Protocol):
+    """Turns class statistics into class controls. Subclass it and override what the paper needs."""
+
+    def start(self, num_classes: int) -> ClassControls:
+        """The controls of the first epoch."""
+        return ClassControls.uniform(num_classes)
+
+    def on_epoch_end(self, train: ClassStats, val: ClassStats, epoch: int) -> ClassControls | None:
+        """The controls of the next epoch, or None to keep the present ones. Epochs count from 1."""
+        return None
+
+    def on_batch(self, terms: LossTerms, y: Tensor) -> ClassControls | None:
+        """Controls for this very batch, before its loss is reduced; None to keep the epoch's."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs; tensors and plain values only."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved state."""
+        if state:
+            raise ValueError(f"{type(self).__name__} keeps no state, but was given {sorted(state)}")

@@ -1,0 +1,122 @@
+"""One row per example: what the model said of it untouched, and after each attack.
+
+Every number and picture is derived from this table, so anything can be recomputed, merged, compared example by
+example, and resumed.
+"""
+
+# N examples
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from classwise.errors import InputError
+from classwise.files import atomic
+from classwise.metrics.counts import Ints
+
+PENDING = -1
+"""A verdict not reached yet; null in the file."""
+NATURAL = "natural"
+WORST_CASE = "worst-case"
+
+
+@dataclass(slots=True, kw_only=True)
+class Verdicts:
+    """Predicted labels, natural and under every attack. A naturally wrong example is broken by ``natural``."""
+
+    index: Ints
+    """(N,) position of the example in its data set."""
+    label: Ints
+    natural: Ints
+    attacks: dict[str, Ints] = field(default_factory=dict)
+
+    @classmethod
+    def pending(cls, index: Ints, label: Ints, attacks: list[str]) -> Verdicts:
+        """A table with nothing decided yet."""
+
+        def undecided() -> Ints:
+            return np.full(len(index), PENDING, dtype=np.int64)
+
+        return cls(index=index, label=label, natural=undecided(), attacks={key: undecided() for key in attacks})
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def keys(self) -> list[str]:
+        """``natural``, then the attacks in the order they ran."""
+        return [NATURAL, *self.attacks]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every verdict has been reached."""
+        return all(bool((self.predictions(key) != PENDING).all()) for key in self.keys)
+
+    def predictions(self, key: str) -> Ints:
+        """(N,) predicted labels: natural, under one attack, or under whichever attack broke the example first."""
+        if key == NATURAL:
+            return self.natural
+        if key != WORST_CASE:
+            return self.attacks[key]
+        worst = self.natural
+        for predicted in self.attacks.values():
+            worst = np.where(worst == self.label, predicted, worst)
+        return worst
+
+    def survived(self, key: str = WORST_CASE) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """(N,) whether the label was kept."""
+        return np.asarray(self.predictions(key) == self.label)
+
+    @property
+    def broken_by(self) -> list[str | None]:
+        """(N,) the first of ``keys`` that broke each example, None where nothing did."""
+        names = np.full(len(self), None, dtype=object)
+        for key in reversed(self.keys):
+            names[~self.survived(key) & (self.predictions(key) != PENDING)] = key
+        return list(names)
+
+    def save(self, path: Path, fingerprint: str) -> None:
+        """Write the table atomically, with the fingerprint of the evaluation it belongs to."""
+        decided = np.logical_and.reduce([self.predictions(key) != PENDING for key in self.keys])
+        columns = {"index": pa.array(self.index), "label": pa.array(self.label)}
+        for key in self.keys:
+            predicted = self.predictions(key)
+            name = key if key == NATURAL else f"pred:{key}"
+            columns[name] = pa.array(predicted, mask=predicted == PENDING)
+        columns["robust"] = pa.array(self.survived(), mask=~decided)
+        columns["broken_by"] = pa.array(self.broken_by, type=pa.string())
+        table = pa.table(columns).replace_schema_metadata({"classwise.fingerprint": fingerprint})
+        with atomic(path) as temporary:
+            pq.write_table(table, temporary)
+
+    @classmethod
+    def load(cls, path: Path) -> tuple[Verdicts, str]:
+        """Read a table and the fingerprint it was saved with."""
+        try:
+            table = pq.read_table(path)
+            columns = {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
+            metadata = table.schema.metadata or {}
+
+            def ints(name: str) -> Ints:
+                values = columns[name]
+                if values.dtype.kind == "f":  # a column with nulls reads as float
+                    values = np.where(np.isnan(values), PENDING, values)
+                return np.asarray(values, dtype=np.int64)
+
+            verdicts = cls(
+                index=ints("index"),
+                label=ints("label"),
+                natural=ints(NATURAL),
+                attacks={n.removeprefix("pred:"): ints(n) for n in columns if n.startswith("pred:")},
+            )
+        except FileNotFoundError:
+            raise InputError(f"no such file: {path}") from None
+        except (pa.ArrowInvalid, OSError, KeyError, TypeError, ValueError) as error:
+            reason = f"column {error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
+            raise InputError(f"{path} is not a table of verdicts: {reason}") from None
+        return verdicts, metadata.get(b"classwise.fingerprint", b"").decode()

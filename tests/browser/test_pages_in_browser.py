@@ -1,0 +1,180 @@
+"""The pages in a real browser: no network, no errors, a switch that works, no sideways scroll, light and dark."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from classwise.reporting.comparison import compare
+from classwise.reporting.pages import comparison_page, report_page
+from classwise.reporting.report import AttackInfo, ClassReport, DatasetInfo, ThreatInfo
+from classwise.verdicts import Verdicts
+
+pytest.importorskip("playwright")
+from playwright.sync_api import Browser, Page, sync_playwright
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path")
+
+CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+NATURAL = [86, 92, 72, 64, 78, 71, 87, 85, 89, 87]
+PGD = [62, 75, 34, 25, 33, 45, 55, 61, 70, 68]
+SQUARE = [70, 80, 41, 38, 30, 52, 60, 68, 75, 72]
+
+
+def make_report(name: str, shift: int) -> ClassReport:
+    label = np.repeat(np.arange(10), 100)
+    rank = np.tile(np.arange(100), 10)
+
+    def predictions(counts: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.where(rank < np.asarray(counts)[label], label, (label + 1) % 10)
+
+    verdicts = Verdicts(
+        index=np.arange(1000),
+        label=label,
+        natural=predictions(NATURAL),
+        attacks={"pgd": predictions([count + shift for count in PGD]), "square": predictions(SQUARE)},
+    )
+    settings = AttackInfo(
+        spec="pgd:steps=20", settings="PGD(steps=20, " + "x" * 90 + ")", attacked=811, rejected=0, seconds=1.0
+    )
+    return ClassReport.from_verdicts(
+        verdicts,
+        dataset=DatasetInfo(name="cifar10", split="test", n=1000, classes=CLASSES),
+        model={"name": name, "weights": "a/rather/long/path/" * 6},
+        threat=ThreatInfo(norm="Linf", eps=8 / 255, eps_text="8/255"),
+        attacks={"pgd": settings},
+    )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    one, other = make_report("baseline", 0), make_report("a-model-with-a-rather-long-name", 9)
+    pages = {
+        "report": report_page(one),
+        "comparison": comparison_page(compare(one, other), links={"baseline": "report.html"}),
+    }
+    for name, html in pages.items():
+        (folder / f"{name}.html").write_text(html, encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in pages}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(browser: Browser, request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[Page]:
+    """A page with the network off, that must end without a complaint on its console or a request but its own."""
+    options = {"name": "report", "width": 1280, "scheme": "light"} | getattr(request, "param", {})
+    context = browser.new_context(viewport={"width": options["width"], "height": 800}, color_scheme=options["scheme"])
+    context.set_offline(True)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    asked: list[str] = []
+    page.on("request", lambda asking: asked.append(asking.url))
+    page.goto(files[options["name"]].as_uri())
+    yield page
+    context.close()
+    assert complaints == []
+    assert all(url.startswith("file:") for url in asked)
+
+
+def shown_bars(page: Page) -> list[str]:
+    return [str(bar.get_attribute("width")) for bar in page.locator(".plot rect.dark").all() if bar.is_visible()]
+
+
+def both(**options: object) -> pytest.MarkDecorator:
+    cases = [{"name": name, **options} for name in ("report", "comparison")]
+    return pytest.mark.parametrize("opened", cases, indirect=True, ids=["report", "comparison"])
+
+
+def test_switch_changes_the_bars(opened: Page) -> None:
+    worst_case = shown_bars(opened)
+    assert worst_case[:2] == ["25.0%", "30.0%"]
+    opened.get_by_text("square", exact=True).first.click()
+    assert shown_bars(opened)[:2] == ["30.0%", "38.0%"]
+    assert opened.locator(".row.worst:visible .name").inner_text() == "deer"
+
+
+def test_switch_works_from_the_keyboard(opened: Page) -> None:
+    opened.locator("#show-0").focus()
+    opened.keyboard.press("ArrowRight")
+    assert opened.locator("#show-1").is_checked()
+    assert opened.locator(".show-1").is_visible()
+    assert not opened.locator(".show-0").is_visible()
+
+
+def test_confusion_has_a_switch_of_its_own(opened: Page) -> None:
+    before = shown_bars(opened)
+    opened.locator("label[for=mixed-1]").click()
+    assert opened.locator("table.matrix:visible td.kept").first.inner_text() == "86"
+    assert shown_bars(opened) == before
+
+
+@pytest.mark.parametrize("opened", [{"name": "comparison"}], indirect=True)
+def test_switch_of_the_comparison(opened: Page) -> None:
+    before = opened.locator("table.models:visible tbody tr").first.inner_text()
+    opened.locator("fieldset").get_by_text("natural", exact=True).click()
+    assert opened.locator("table.models:visible tbody tr").first.inner_text() != before
+    assert opened.locator("table.models:visible").count() == 1
+
+
+@both(width=375)
+def test_a_telephone_does_not_scroll_sideways(opened: Page) -> None:
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 375
+    for number in range(opened.locator("fieldset").first.locator("input").count()):
+        opened.locator(f"label[for=show-{number}]").click()
+        assert opened.evaluate("document.documentElement.scrollWidth") <= 375
+
+
+@both()
+def test_first_screen_holds_verdict_and_bars(opened: Page) -> None:
+    heading = opened.locator("h1").bounding_box()
+    assert heading is not None
+    assert heading["y"] + heading["height"] < 300
+    first_row = opened.locator("tbody tr:visible, .row:visible").first.bounding_box()
+    assert first_row is not None
+    assert first_row["y"] < 800
+
+
+def luminance(page: Page, selector: str, rule: str) -> float:
+    colour = page.evaluate(
+        f"getComputedStyle(document.querySelector({selector!r})).{rule}.match(/[\\d.]+/g).slice(0, 3).map(Number)"
+    )
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in colour)]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+
+@pytest.mark.parametrize("opened", [{"scheme": "light"}, {"scheme": "dark"}], indirect=True, ids=["light", "dark"])
+def test_text_is_readable_in_both_schemes(opened: Page, request: pytest.FixtureRequest) -> None:
+    paper = luminance(opened, "body", "backgroundColor")
+    assert (paper < 0.05) == ("dark" in request.node.name)
+    for selector in ("h1", ".note", ".big", ".legend", "td small"):
+        ink = luminance(opened, selector, "color")
+        assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) >= 4.5, selector
+
+
+@both()
+def test_pictures_have_names_and_tables_have_headers(opened: Page) -> None:
+    unnamed = "svg:not([aria-hidden]):not([role=img][aria-label]), th:not([scope]), label:not([for])"
+    assert opened.locator(unnamed).count() == 0
+    assert opened.locator("svg[role=img]").count() > 10
+
+
+@both()
+def test_printing_shows_everything_on_white(opened: Page) -> None:
+    opened.emulate_media(media="print", color_scheme="dark")
+    assert luminance(opened, "body", "backgroundColor") > 0.9
+    assert opened.locator(".scroll:visible").first.evaluate("e => getComputedStyle(e).overflowX") == "visible"

@@ -1,0 +1,46 @@
+"""What all tests share: an isolated cache, one thread, and the places of optional real data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing is read from or written to the user's own cache, and tiny models do not fight for threads."""
+    before = os.environ.get("CLASSWISE_CACHE")
+    os.environ["CLASSWISE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    torch.set_num_threads(1)
+    yield
+    if before is None:
+        del os.environ["CLASSWISE_CACHE"]
+    else:
+        os.environ["CLASSWISE_CACHE"] = before
+
+
+def _real(variable: str, folder: str) -> Path:
+    place = Path(os.environ.get(variable, REPOSITORY.parent / "shared" / folder))
+    if not place.is_dir():
+        pytest.skip(f"no real files: {variable} is not set and there is no ../shared/{folder}")
+    return place
+
+
+@pytest.fixture
+def real_data(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A mirror of real data sets, or a skip."""
+    place = _real("CLASSWISE_DATA", "data")
+    monkeypatch.setenv("CLASSWISE_DATA", str(place))
+    return place
+
+
+@pytest.fixture
+def real_checkpoints() -> Path:
+    """The folder of trained CIFAR-10 checkpoints, or a skip."""
+    return _real("CLASSWISE_CHECKPOINTS", "checkpoints")

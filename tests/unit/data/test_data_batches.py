@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from classwise.data import Batches, augment, materialise, ordered, to_float
+from classwise.errors import InputError
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def reference(image: np.ndarray, top: int, left: int, mirror: bool, crop: int) -> np.ndarray:
+    """One image, step by step: pad, cut, mirror."""
+    channels, height, width = image.shape
+    padded = np.zeros((channels, height + 2 * crop, width + 2 * crop), image.dtype)
+    padded[:, crop : crop + height, crop : crop + width] = image
+    cut = padded[:, top : top + height, left : left + width]
+    return cut[:, :, ::-1] if mirror else cut
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("crop", [0, 1, 4])
+@pytest.mark.parametrize("shape", [(3, 8, 8), (1, 5, 7)])
+def test_augmentation_equals_the_naive_way(dtype, crop, shape):
+    random = np.random.default_rng(crop)
+    x = random.integers(1, 256, (50, *shape)).astype(dtype)
+    top, left = random.integers(0, 2 * crop + 1, (2, 50))
+    mirror = random.random(50) < 0.5
+    found = augment(torch.from_numpy(x), *map(torch.from_numpy, (top, left, mirror)), crop)
+    expected = np.stack([reference(*one, crop) for one in zip(x, top, left, mirror, strict=True)])
+    assert found.numpy().dtype == dtype
+    assert np.array_equal(found.numpy(), expected)
+
+
+def test_an_epoch_shows_every_chosen_example_once(make_set):
+    images = make_set(40)
+    rows = np.arange(3, 33)
+    batches = Batches(images, rows, batch_size=8, device="cpu", generator=seeded())
+    seen = list(batches)
+    assert [len(y) for _, y, _ in seen] == [8, 8, 8, 6]
+    assert len(batches) == 4
+    x, y, index = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    assert sorted(index.tolist()) == rows.tolist()
+    assert index.tolist() != rows.tolist()
+    assert (x.dtype, y.dtype, index.dtype) == (torch.float32, torch.int64, torch.int64)
+    assert y.tolist() == images.labels[index].tolist()
+    assert torch.equal(x, to_float(images.images[index.numpy()]))
+
+
+def test_drop_last(make_set):
+    batches = Batches(make_set(20), None, batch_size=8, device="cpu", generator=seeded(), drop_last=True)
+    assert len(batches) == 2
+    assert [len(y) for _, y, _ in batches] == [8, 8]
+
+
+def test_epochs_differ_and_seeds_reproduce(make_set):
+    def epochs(seed: int, count: int = 2) -> list[torch.Tensor]:
+        batches = Batches(make_set(30), None, batch_size=7, device="cpu", generator=seeded(seed), crop=1, flip=True)
+        return [torch.cat([x for x, _, _ in batches]) for _ in range(count)]
+
+    first, second = epochs(1)
+    again = epochs(1)
+    assert torch.equal(first, again[0])
+    assert torch.equal(second, again[1])
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, epochs(2, 1)[0])
+
+
+def test_an_epoch_broken_off_leaves_the_generator_as_a_whole_one(make_set):
+    states = []
+    for stop in (True, False):
+        generator = seeded()
+        for _ in Batches(make_set(30), None, batch_size=7, device="cpu", generator=generator, crop=2, flip=True):
+            if stop:
+                break
+        states.append(generator.get_state())
+    assert torch.equal(*states)
+
+
+def test_crops_and_mirroring_are_uniform(make_set):
+    # A bright pixel in the middle shows where the window was; its neighbour on the right, whether mirrored.
+    image = np.zeros((900, 1, 5, 5), np.uint8)
+    image[:, 0, 2, 2], image[:, 0, 2, 3] = 200, 100
+    images = make_set(900, images=image, labels=np.zeros(900, int))
+    batches = Batches(images, None, batch_size=900, device="cpu", generator=seeded(), crop=1, flip=True)
+    (x, _, _), *_ = batches
+    x = (x * 255).round().numpy()[:, 0]
+    _, rows, columns = np.nonzero(x == 200)
+    mirrored = np.nonzero(x == 100)[2] < columns
+    for choices, share in ((rows, 1 / 3), (columns, 1 / 3)):
+        assert np.abs(np.bincount(choices)[1:4] / 900 - share).max() < 0.06
+    assert abs(mirrored.mean() - 0.5) < 0.06
+
+
+def test_without_augmentation_images_are_untouched_also_as_floats(make_set):
+    floats = np.random.default_rng(0).random((9, 2, 3, 3), dtype=np.float32)
+    images = make_set(9, images=floats)
+    for x, _, index in Batches(images, None, batch_size=4, device="cpu", generator=seeded()):
+        assert np.array_equal(x.numpy(), floats[index.numpy()])
+
+
+def test_sampling_draws_classes_by_weight_and_examples_evenly(make_set):
+    labels = np.array([0] * 10 + [1] * 1000 + [3] * 2990)
+    images = make_set(4000, (1, 1, 1), labels=labels, classes=tuple("abcde"))
+    weights = torch.tensor([0.5, 0.3, 0.2, 0.0, 0.0])  # class 2 has no examples
+    batches = Batches(images, None, batch_size=512, device="cpu", generator=seeded(), sampling=weights, drop_last=False)
+    y = torch.cat([y for _, y, _ in batches])
+    index = torch.cat([index for _, _, index in batches])
+    assert len(y) == 4000
+    share = torch.bincount(y, minlength=5) / 4000
+    assert (share - torch.tensor([0.625, 0.375, 0, 0, 0])).abs().max() < 0.03
+    tries = torch.bincount(index[index < 10], minlength=10) / 2500
+    assert (tries - 0.1).abs().max() < 0.03
+    batches.sampling = None
+    assert sorted(torch.cat([index for _, _, index in batches]).tolist()) == list(range(4000))
+
+
+def test_sampling_of_a_subset_keeps_labels_and_indices_together(make_set):
+    images = make_set(30)
+    batches = Batches(images, np.arange(5, 25), batch_size=6, device="cpu", generator=seeded(), sampling=torch.ones(3))
+    for x, y, index in batches:
+        assert y.tolist() == images.labels[index].tolist()
+        assert ((index >= 5) & (index < 25)).all()
+        assert torch.equal(x, to_float(images.images[index.numpy()]))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0, 1.0], r"shape \(2,\); expected \(3,\) or longer"),
+        ([[1.0, 1.0, 1.0]], "shape"),
+        ([1.0, -1.0, 1.0], "none negative"),
+        ([1.0, float("nan"), 1.0], "finite"),
+        ([0.0, 0.0, 0.0, 1.0], "leave no example"),
+    ],
+)
+def test_impossible_sampling(make_set, weights, message):
+    batches = Batches(make_set(), None, batch_size=4, device="cpu", generator=seeded())
+    with pytest.raises(InputError, match=message):
+        batches.sampling = torch.tensor(weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batches of 0"),
+        ({"crop": -1}, "crop of -1"),
+        ({"batch_size": 50, "drop_last": True}, "12 examples give no whole batch of 50"),
+        ({"indices": [0, 12]}, r"indices in 0\.\.12; expected 0\.\.11"),
+        ({"indices": [-1]}, "indices in -1"),
+        ({"indices": []}, "at least one"),
+    ],
+)
+def test_impossible_batches(make_set, options, message):
+    settings = {"indices": None, "batch_size": 4, "device": "cpu", "generator": seeded(), **options}
+    with pytest.raises(InputError, match=message):
+        Batches(make_set(), settings.pop("indices"), **settings)
+
+
+def test_ordered_goes_through_as_told(make_set):
+    images = make_set(10)
+    rows = [7, 2, 2, 9, 0]
+    seen = list(ordered(images, rows, 2, "cpu", torch.float64))
+    assert [len(y) for _, y, _ in seen] == [2, 2, 1]
+    x, y, index = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    assert index.tolist() == rows
+    assert y.tolist() == images.labels[rows].tolist()
+    assert x.dtype == torch.float64
+    assert torch.equal(x, to_float(images.images[rows]).double())
+    assert torch.cat([index for _, _, index in ordered(images, None, 4)]).tolist() == list(range(10))
+
+
+def test_memory_mapped_sets_serve_both(make_set):
+    made = make_set(10)
+
+    class Source:
+        name, split = made.name, made.split
+
+        def fingerprint(self) -> str:
+            return "0"
+
+        def read(self):
+            return made
+
+    mapped = materialise(Source())
+    assert isinstance(mapped.images, np.memmap)
+    batches = Batches(mapped, None, batch_size=10, device="cpu", generator=seeded())
+    (x, _, index) = next(iter(batches))
+    assert torch.equal(x, to_float(made.images[index.numpy()]))
+    assert torch.equal(to_float(mapped.images), to_float(made.images))
+    (x, _, _), *_ = ordered(mapped, None, 10)
+    assert torch.equal(x, to_float(made.images))
+
+
+def test_to_float_is_exact_division():
+    values = np.arange(256, dtype=np.uint8)
+    expected = values.astype(np.float32) / np.float32(255)
+    assert np.array_equal(to_float(values).numpy(), expected)
+    assert np.array_equal(to_float(torch.from_numpy(values)).numpy(), expected)
+    floats = torch.rand(3)
+    assert to_float(floats) is floats
+    assert to_float(floats.double()).dtype == torch.float32
+    assert to_float(values[::-1]).tolist() == expected[::-1].tolist()
+    with pytest.raises(InputError, match=r"images are torch\.int64"):
+        to_float(torch.arange(3))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_on_cuda_the_same_and_without_waiting(make_set):
+    images = make_set(64, (3, 8, 8))
+    options = {"batch_size": 10, "crop": 2, "flip": True}
+    here = Batches(images, None, device="cpu", generator=seeded(), **options)
+    there = Batches(images, None, device="cuda", generator=seeded(), **options)
+    expected = list(here)
+    walk = iter(there)
+    found = [next(walk)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found += list(walk)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for one, other in zip(expected, found, strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert torch.equal(a, b.cpu())
+    values = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(to_float(values), to_float(values.cuda()).cpu())
+    # A generator on the device itself works as well, with an order of its own.
+    own = Batches(images, None, device="cuda", generator=torch.Generator("cuda").manual_seed(0), **options)
+    assert sorted(torch.cat([index for _, _, index in own]).tolist()) == list(range(64))

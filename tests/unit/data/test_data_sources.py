@@ -1,0 +1,451 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_files import claimed, encode, picture, write_shard
+from PIL import Image
+
+from classwise.data import DATASETS, Digits, Factory, Folder, HubParquet, load_data, materialise
+from classwise.data import decode as decoding
+from classwise.errors import InputError
+
+
+def complaint(action) -> str:
+    """The one line an action fails with."""
+    with pytest.raises(InputError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Cards and digits
+
+
+def test_cards_are_registered_under_their_names():
+    for name, card in DATASETS.items():
+        assert card.name == name
+        assert set(card.splits) == {"train", "test"}
+        assert len(set(card.classes)) == len(card.classes)
+
+
+def test_digits():
+    train, test = Digits("train").read(), Digits("test").read()
+    assert train.images.shape == (1100, 1, 8, 8)
+    assert test.images.shape == (697, 1, 8, 8)
+    assert train.counts(10).tolist() == [110] * 10
+    assert test.counts(10).min() >= 60
+    assert train.classes == tuple("0123456789")
+    assert (train.images.min(), train.images.max()) == (0, 255)
+    # The same split on every machine, for ever.
+    assert train.digest() == "6874eda239e2101784889e3134619fc2"
+    assert test.digest() == "d8cde3697da56b9eda35dc62070d2c3e"
+
+
+def test_digits_are_whole_and_disjoint():
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    parts = [Digits(split).read() for split in ("train", "test")]
+    rows = sorted(
+        (int(label), *image.ravel().tolist())
+        for part in parts
+        for image, label in zip(part.images, part.labels, strict=True)
+    )
+    expected = sorted(
+        (int(label), *(round(value * 255 / 16) for value in image.ravel().tolist()))
+        for image, label in zip(found.images, found.target, strict=True)
+    )
+    assert rows == expected
+
+
+def test_digits_has_two_splits():
+    assert complaint(lambda: Digits("val").read()) == "unknown split of digits 'val': (known: test, train)"
+
+
+# Parquet
+
+
+def test_shards_are_read_in_order_whatever_the_format(toy, card):
+    _, pixels = toy
+    found = HubParquet(card, "train").read()
+    assert np.array_equal(found.images, pixels)
+    assert found.labels.tolist() == [i % 3 for i in range(30)]
+    assert (found.name, found.split, found.classes) == ("toy", "train", ("a", "b", "c"))
+
+
+def test_jpeg_and_other_modes_become_the_mode_of_the_card(mirror, card):
+    solid = Image.new("RGB", (5, 6), (200, 200, 200))
+    smooth = [encode(solid, "JPEG"), encode(solid.convert("L")), encode(solid.convert("RGBA"))]
+    palette = solid.convert("P", palette=Image.Palette.ADAPTIVE)
+    palette.info["transparency"] = bytes([255, 0])
+    smooth += [encode(palette), encode(solid.convert("1")), encode(solid.convert("CMYK"), "JPEG")]
+    write_shard(mirror / "org/toy/test-00000-of-00001.parquet", smooth, [0] * 6)
+    images = HubParquet(card, "test").read().images.astype(int)
+    assert np.abs(images[[0, 1, 2, 3, 5]] - 200).max() <= 3
+    grey = HubParquet(replace(card, mode="L"), "test").read()
+    assert grey.images.shape == (6, 1, 6, 5)
+
+
+def test_split_aliases_first_wins(mirror, card):
+    card = replace(card, splits={"train": ("train",), "test": ("test", "valid")})
+    one, two = encode(picture(1)), encode(picture(2))
+    write_shard(mirror / "org/toy/data/valid-00000-of-00001-0123456789abcdef.parquet", [one], [1])
+    assert HubParquet(card, "test").read().labels.tolist() == [1]
+    write_shard(mirror / "org/toy/data/test-00000-of-00001.parquet", [two], [2])
+    assert HubParquet(card, "test").read().labels.tolist() == [2]
+
+
+def test_only_the_files_of_the_split_itself(mirror, card):
+    one, two = encode(picture(1)), encode(picture(2))
+    write_shard(mirror / "org/toy/test-00000-of-00001.parquet", [one], [1])
+    write_shard(mirror / "org/toy/test-hard-00000-of-00001.parquet", [two], [2])
+    write_shard(mirror / "org/toy/.cache/test-00000-of-00001.parquet", [two], [2])
+    assert HubParquet(card, "test").read().labels.tolist() == [1]
+
+
+def test_unnumbered_totals_are_taken_as_they_are(mirror, card):
+    for shard in (0, 1):
+        write_shard(mirror / f"org/toy/test-{shard}.parquet", [encode(picture(shard))], [shard])
+    assert HubParquet(card, "test").read().labels.tolist() == [0, 1]
+
+
+def test_a_missing_shard(toy, card):
+    folder, _ = toy
+    (folder / "train-00001-of-00003.parquet").unlink()
+    said = complaint(HubParquet(card, "train").read)
+    assert said == f"toy: train-00001-of-00003.parquet is missing in {folder}"
+
+
+def test_shards_of_two_versions(toy, card):
+    folder, _ = toy
+    write_shard(folder / "train-00000-of-00003-abcdef.parquet", [encode(picture(0))], [0])
+    assert "more than one version" in complaint(HubParquet(card, "train").read)
+
+
+def test_several_configurations_need_a_choice(toy, card, mirror):
+    write_shard(mirror / "org/toy/other/train-00000-of-00001.parquet", [encode(picture(0))], [2])
+    said = complaint(HubParquet(card, "train").read)
+    assert "in several folders: other, plain/deep" in said
+    assert HubParquet(replace(card, folder="other"), "train").read().labels.tolist() == [2]
+    assert len(HubParquet(replace(card, folder="plain"), "train").read()) == 30
+
+
+def harmed(path: Path, harm) -> None:
+    path.write_bytes(harm(path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda data: data[:-1],
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: b"PAR1" + data[100:],
+        lambda data: b"<html>Not found</html>",
+        lambda data: data[:4] + bytes(len(data) - 2000) + data[-1996:],
+    ],
+    ids=["one byte", "half", "empty", "shifted", "html", "zeroed"],
+)
+def test_a_harmed_shard_is_named(toy, card, harm):
+    path = toy[0] / "train-00001-of-00003.parquet"
+    harmed(path, harm)
+    assert str(path) in complaint(HubParquet(card, "train").read)
+
+
+def test_wrong_columns(mirror, card):
+    path = mirror / "org/toy/test-00000-of-00001.parquet"
+    image = encode(picture(0))
+    write_shard(path, [image], [0], column="picture")
+    assert (
+        complaint(HubParquet(card, "test").read) == f"{path}: columns picture, label; expected img or image and label"
+    )
+    write_shard(path, [image], [0], label="fine_label")
+    assert "columns img, fine_label" in complaint(HubParquet(card, "test").read)
+    write_shard(path, [image], ["cat"])
+    assert "column label is string; expected integers" in complaint(HubParquet(card, "test").read)
+    pq.write_table(pa.table({"img": [image], "label": [0]}), path)
+    assert "column img is binary; expected a struct with the field bytes" in complaint(HubParquet(card, "test").read)
+
+
+def test_missing_values(mirror, card):
+    path = mirror / "org/toy/test-00000-of-00001.parquet"
+    image = encode(picture(0))
+    write_shard(path, [image] * 5 + [None], [0] * 6)
+    assert complaint(HubParquet(card, "test").read) == f"{path}: row 5 has no image bytes"
+    write_shard(path, [image] * 3, [0, None, 1])
+    assert complaint(HubParquet(card, "test").read) == f"{path}: row 1 has no label"
+    write_shard(path, [image], [7])
+    assert complaint(HubParquet(card, "test").read) == "toy (test): label 7 at index 0; expected 0..2 (3 classes)"
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (b"not an image", "not an image in a format that Pillow reads"),
+        (b"", "not an image in a format that Pillow reads"),
+        (encode(picture(0))[:60], "cannot be decoded: OSError"),
+        (encode(picture(0), "WEBP")[:-40], "image"),
+        (encode(picture(0, (7, 5))), "5x7 pixels; expected 5x6 as of every image"),
+        (encode(Image.new("I;16", (5, 6))), "pixels of mode 'I;16'; expected 8 bits a channel"),
+        (claimed(5000, 5000), "5000x5000 pixels, more than 16777216"),
+        (claimed(12000, 12000), "more than 16777216"),
+        (claimed(60000, 60000), "more than 16777216 pixels"),
+    ],
+)
+def test_images_that_cannot_be_used_are_named(mirror, card, image, message):
+    path = mirror / "org/toy/test-00000-of-00001.parquet"
+    write_shard(path, [encode(picture(i)) for i in range(130)] + [image], [0] * 131)
+    said = complaint(HubParquet(card, "test").read)
+    assert said.startswith(f"{path}: row 130: ")
+    assert message in said
+
+
+def test_fingerprint_follows_the_files_and_the_card(toy, card):
+    folder, _ = toy
+    source = HubParquet(card, "train")
+    seen = {source.fingerprint()}
+    assert source.fingerprint() in seen
+    path = folder / "train-00000-of-00003.parquet"
+    os.utime(path, ns=(1, 1))
+    seen.add(source.fingerprint())
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(1, 1))
+    seen.add(source.fingerprint())
+    seen.add(HubParquet(replace(card, mode="L"), "train").fingerprint())
+    assert len(seen) == 4
+
+
+def test_a_changed_shard_is_read_anew_and_the_old_entry_goes(toy, card, cache):
+    folder, _ = toy
+    assert materialise(HubParquet(card, "train")).labels[0] == 0
+    write_shard(folder / "train-00000-of-00003.parquet", [encode(picture(0))], [2])
+    changed = materialise(HubParquet(card, "train"))
+    assert (len(changed), changed.labels[0]) == (21, 2)
+    assert len(list(cache.iterdir())) == 1
+
+
+# The hub
+
+
+def test_without_a_mirror_the_hub_is_asked_and_a_failure_is_one_line(card, offline):
+    said = complaint(HubParquet(card, "test").read)
+    assert said.startswith("toy: cannot download org/toy from the Hugging Face hub")
+    assert "CLASSWISE_DATA" in said
+    assert "no route to host" in said
+    assert [asked["local_files_only"] for asked in offline] == [True, False]
+    assert offline[0]["repository"] == "org/toy"
+    assert offline[0]["repo_type"] == "dataset"
+    assert offline[0]["allow_patterns"] == ["test-*.parquet", "*/test-*.parquet"]
+
+
+def test_a_mirror_without_the_data_set_leads_to_the_hub(card, offline, toy):
+    complaint(HubParquet(card, "test").read)
+    assert len(offline) == 2
+
+
+def test_a_mirror_that_is_no_folder(card, offline, monkeypatch, tmp_path):
+    monkeypatch.setenv("CLASSWISE_DATA", str(tmp_path / "nowhere"))
+    assert "nowhere' is not a folder" in complaint(HubParquet(card, "test").read)
+    assert offline == []
+
+
+def test_what_the_hub_has_cached_is_completed_when_it_is_not_whole(card, monkeypatch, tmp_path):
+    asked = []
+
+    def snapshot_download(repository, *, local_files_only, **options):
+        asked.append(local_files_only)
+        for shard in range(1 if local_files_only else 2):
+            write_shard(tmp_path / f"snap/test-{shard:05}-of-00002.parquet", [encode(picture(shard))], [shard])
+        return str(tmp_path / "snap")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert HubParquet(card, "test").read().labels.tolist() == [0, 1]
+    assert asked == [True, False]
+    asked.clear()
+    assert len(HubParquet(card, "test").shards()) == 2
+    assert asked == [True]
+
+
+def test_a_repository_without_such_files(card, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **options: str(tmp_path))
+    said = complaint(HubParquet(replace(card, folder="plain"), "test").read)
+    assert said == "toy: org/toy on the Hugging Face hub has no files test-*.parquet"
+
+
+# Folders
+
+
+def save(path: Path, image: Image.Image) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path)
+    return path
+
+
+def test_folder_of_classes(tmp_path):
+    save(tmp_path / "f/zebra/1.png", picture(0))
+    save(tmp_path / "f/ant/deeper/2.BMP", picture(1))
+    save(tmp_path / "f/ant/10.webp", picture(2))
+    (tmp_path / "f/moth").mkdir()
+    (tmp_path / "f/.git").mkdir()
+    (tmp_path / "f/ant/readme.txt").write_text("no image")
+    (tmp_path / "f/ant/._10.png").write_text("left by another system")
+    found = Folder(tmp_path / "f").read()
+    assert found.classes == ("ant", "moth", "zebra")
+    assert found.labels.tolist() == [0, 0, 2]
+    assert found.images.shape == (3, 3, 6, 5)
+    assert np.array_equal(found.images[1].transpose(1, 2, 0), np.asarray(picture(1)))
+    assert found.name == f"folder:{tmp_path / 'f'}"
+
+
+def test_grey_stays_grey_and_mixed_becomes_colour(tmp_path):
+    save(tmp_path / "a/1.png", picture(0, mode="L"))
+    save(tmp_path / "b/1.png", picture(1, mode="L").convert("1"))
+    assert Folder(tmp_path).read().images.shape == (2, 1, 6, 5)
+    save(tmp_path / "b/2.png", picture(2))
+    found = Folder(tmp_path).read()
+    assert found.images.shape == (3, 3, 6, 5)
+    assert np.array_equal(found.images[0], np.repeat(np.asarray(picture(0, mode="L"))[None], 3, 0))
+
+
+def test_splits_are_sub_folders_and_share_their_classes(tmp_path):
+    for path in ("train/a/1.png", "train/b/1.png", "train/c/1.png", "val/c/1.png"):
+        save(tmp_path / path, picture(0))
+    train, test = Folder(tmp_path, "train").read(), Folder(tmp_path, "test").read()
+    assert train.labels.tolist() == [0, 1, 2]
+    assert test.labels.tolist() == [2]
+    assert train.classes == test.classes == ("a", "b", "c")
+    assert "unknown split of folder:" in complaint(Folder(tmp_path, "extra").read)
+    assert "(known: train, val)" in complaint(Folder(tmp_path, "extra").read)
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for name in ("car", "train"):
+        save(tmp_path / name / "1.png", picture(0))
+    assert Folder(tmp_path, "test").read().classes == ("car", "train")
+
+
+def test_folder_errors(tmp_path):
+    assert complaint(Folder(tmp_path / "none").read).endswith("none: no such folder")
+    assert "no sub-folders" in complaint(Folder(tmp_path).read)
+    (tmp_path / "a").mkdir()
+    assert "no image files" in complaint(Folder(tmp_path).read)
+    one = save(tmp_path / "a/1.png", picture(0))
+    two = save(tmp_path / "b/2.png", picture(0, (6, 9)))
+    said = complaint(Folder(tmp_path).read)
+    assert f"images of different sizes: {one} is 5x6, {two} 9x6" in said
+    two.write_bytes(b"junk")
+    assert complaint(Folder(tmp_path).read) == f"{two}: not an image in a format that Pillow reads"
+    two.write_bytes(encode(picture(0))[:60])
+    assert complaint(Folder(tmp_path).read).startswith(f"{two}: cannot be decoded")
+    two.write_bytes(claimed(60000, 60000))
+    assert "more than" in complaint(Folder(tmp_path).read)
+
+
+def test_folder_fingerprint(tmp_path):
+    one = save(tmp_path / "a/1.png", picture(0))
+    source = Folder(tmp_path)
+    seen = {source.fingerprint()}
+    assert source.fingerprint() in seen
+    os.utime(one, ns=(5, 5))
+    seen.add(source.fingerprint())
+    (tmp_path / "b").mkdir()
+    seen.add(source.fingerprint())
+    one.rename(tmp_path / "b/1.png")
+    seen.add(source.fingerprint())
+    assert len(seen) == 4
+
+
+def test_folders_are_cached_and_read_again_when_changed(tmp_path, cache):
+    path = tmp_path / "pictures"
+    save(path / "a/1.png", picture(0))
+    spec = f"folder:{path}"
+    assert isinstance(load_data(spec).images, np.memmap)
+    save(path / "a/2.png", picture(1))
+    assert len(load_data(spec)) == 2
+    assert len(load_data(path)) == 2
+    assert len(list(cache.iterdir())) == 1
+
+
+# The user's own code
+
+FACTORIES = """
+import numpy as np, torch
+from torch.utils.data import DataLoader, TensorDataset
+from classwise.data import ImageSet
+
+x, y = torch.rand(6, 3, 4, 4), torch.arange(6) % 3
+
+def pair(): return x, y
+def arrays(): return x.numpy(), y.numpy()
+def dataset(): return TensorDataset(x, y)
+def loader(): return DataLoader(TensorDataset(x, y), batch_size=4)
+def images(): return ImageSet(name="mine", split="all", images=x.numpy(), labels=y.numpy())
+def by_split(split): return (x[:4], y[:4]) if split == "train" else (x[4:], y[4:])
+def by_anything(**options): return by_split(options["split"])
+def broken(): raise RuntimeError("two\\nlines")
+def nothing(): return None
+def leaves(): raise SystemExit(3)
+class Bad:
+    def __len__(self): return 2
+    def __getitem__(self, i): return {}["gone"]
+thing = TensorDataset(x, y)
+"""
+
+
+@pytest.fixture
+def factories(tmp_path) -> str:
+    path = tmp_path / "factories.py"
+    path.write_text(FACTORIES)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["pair", "arrays", "dataset", "loader", "images", "thing"])
+def test_factories(factories, name, cache):
+    found = load_data(f"{factories}:{name}")
+    assert found.images.shape == (6, 3, 4, 4)
+    assert found.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert found.name == ("mine" if name == "images" else f"{factories}:{name}")
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("name", ["by_split", "by_anything"])
+def test_factories_are_told_the_split(factories, name):
+    assert len(load_data(f"{factories}:{name}", split="train")) == 4
+    assert len(load_data(f"{factories}:{name}", split="test")) == 2
+
+
+def test_a_module_on_the_path(factories, monkeypatch):
+    monkeypatch.syspath_prepend(Path(factories).parent)
+    assert len(load_data("factories:pair", classes=["a", "b", "c"]).classes) == 3
+
+
+def test_factory_errors(factories):
+    assert "reading it failed: RuntimeError: two lines" in complaint(lambda: load_data(f"{factories}:broken"))
+    assert "data is NoneType; expected" in complaint(lambda: load_data(f"{factories}:nothing"))
+    assert "reading it failed: SystemExit: 3" in complaint(lambda: load_data(f"{factories}:leaves"))
+    assert "reading it failed: KeyError: 'gone'" in complaint(lambda: load_data(f"{factories}:Bad"))
+    assert "absent" in complaint(lambda: load_data(f"{factories}:absent"))
+    assert "no such file" in complaint(lambda: load_data("nowhere.py:pair"))
+
+
+def test_a_factory_is_known_by_its_content(tmp_path):
+    path = tmp_path / "made.py"
+    path.write_text("import numpy as np\ndef f(): return np.zeros((2, 1, 2, 2), np.uint8), [0, 1]\n")
+    source = Factory(f"{path}:f")
+    before = source.fingerprint()
+    assert before == source.fingerprint()
+    path.write_text("import numpy as np\ndef f(): return np.ones((2, 1, 2, 2), np.uint8), [1, 0]  # other\n")
+    assert source.fingerprint() != before
+
+
+def test_a_hint_of_the_wrong_format_does_no_harm():
+    for hint in ("JPEG", "MPO", "no format"):
+        assert decoding.read_header(encode(picture(0)), hint).format == "PNG"

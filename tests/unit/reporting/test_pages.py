@@ -1,0 +1,512 @@
+"""The pages show the report's own numbers, survive hostile names, and claim no more than the data support."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from classwise.errors import InputError
+from classwise.reporting import charts
+from classwise.reporting.comparison import compare
+from classwise.reporting.pages import comparison_fragment, comparison_page, report_fragment, report_page
+from classwise.reporting.report import AttackInfo, ClassReport, DatasetInfo, Finding, Sanity, ThreatInfo
+from classwise.reporting.story import comparison_sentences, sentence
+from classwise.verdicts import Verdicts
+
+CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+NATURAL = [857, 922, 718, 645, 780, 715, 875, 848, 895, 875]
+PGD = [623, 749, 340, 250, 327, 449, 547, 615, 697, 679]
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onclick='x",
+    "{{ 7*7 }}",
+    "\u202eright\x07\ud800",
+]
+
+
+def make_report(
+    kept: Mapping[str, Sequence[int]],
+    *,
+    n: int | Sequence[int],
+    classes: Sequence[str] | None = None,
+    name: str = "model",
+    findings: Sequence[Finding] = (),
+    first_index: int = 0,
+    attacks: dict[str, AttackInfo] | None = None,
+) -> ClassReport:
+    """The first ``kept[key][k]`` examples of class k survive ``key``; the others are taken for the next class."""
+    k = len(next(iter(kept.values())))
+    sizes = [n] * k if isinstance(n, int) else list(n)
+    label = np.repeat(np.arange(k), sizes)
+    rank = np.concatenate([np.arange(size) for size in sizes])
+    columns = {key: np.where(rank < np.asarray(counts)[label], label, (label + 1) % k) for key, counts in kept.items()}
+    verdicts = Verdicts(
+        index=np.arange(len(label)) + first_index, label=label, natural=columns.pop("natural"), attacks=columns
+    )
+    return ClassReport.from_verdicts(
+        verdicts,
+        dataset=DatasetInfo(name="made", split="test", n=len(label), classes=list(classes or map(str, range(k)))),
+        model={"name": name, "parameters": 11173962, "versions": {"torch": "2.11.0"}},
+        threat=ThreatInfo(norm="Linf", eps=8 / 255, eps_text="8/255"),
+        attacks=attacks or {},
+        sanity=Sanity(findings=list(findings)),
+    )
+
+
+def cifar_report(**changes: object) -> ClassReport:
+    return make_report({"natural": NATURAL, "pgd": PGD}, n=1000, classes=CIFAR, name="trades", **changes)  # type: ignore[arg-type]
+
+
+class Page(HTMLParser):
+    """Elements, tables by their region's label, and all text; fails on tags that do not match."""
+
+    VOID = frozenset({"meta", "input", "br", "img", "hr", "link"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.text = ""
+        self._open: list[str] = []
+        self._table: list[list[str]] = []
+        self.feed(html)
+        self.close()
+        assert not self._open, f"not closed: {self._open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.elements.append((tag, given))
+        if tag not in self.VOID:
+            self._open.append(tag)
+        if tag == "div" and given.get("class") == "scroll":
+            self._table = self.tables.setdefault(str(given["aria-label"]), [])
+        elif tag == "tr":
+            self._table.append([])
+        elif tag in ("td", "th") and self._table:
+            self._table[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self._open:
+            return
+        self.text += data
+        if self._table and self._table[-1] and ("td" in self._open or "th" in self._open):
+            self._table[-1][-1] += data
+
+    def all(self, tag: str, css: str | None = None) -> list[dict[str, str | None]]:
+        found = [attrs for name, attrs in self.elements if name == tag]
+        return found if css is None else [a for a in found if css in (a.get("class") or "").split()]
+
+
+def one_decimal(value: float) -> str:
+    return f"{value:.1f}"
+
+
+# The report
+
+
+def test_verdict_sentence() -> None:
+    assert sentence(cifar_report()) == (
+        "cat survives 25.0% of attacks, the whole model 52.8%: the gap between its best and worst class is 49.9 points."
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        ({"natural": [9, 5]}, "class 1 is recognised 50.0% of the time, the whole model 70.0%"),
+        ({"natural": [9, 9], "pgd": [0, 0]}, "Nothing survives: every example of every class was broken."),
+        (
+            {"natural": [9, 9, 9], "pgd": [2, 2, 5]},
+            "class 0 and class 1 survive 20.0% of attacks, the whole model 30.0%",
+        ),
+        ({"natural": [9] * 6, "pgd": [2, 2, 2, 2, 2, 5]}, "class 0 and 4 other classes survive 20.0% of attacks"),
+        ({"natural": [9, 9], "pgd": [4, 4]}, "class 0 and class 1 survive 40.0% of attacks, like every other class."),
+    ],
+)
+def test_verdict_sentence_at_the_edges(kept: dict[str, list[int]], expected: str) -> None:
+    assert sentence(make_report(kept, n=10)).startswith(expected)
+
+
+def test_no_examples_is_said() -> None:
+    empty = make_report({"natural": [0, 0]}, n=0)
+    assert sentence(empty) == "Nothing was measured: there are no examples."
+    assert "no examples" in Page(report_page(empty)).text
+    report_fragment(empty)
+
+
+def test_numbers_on_the_page_are_those_of_the_report() -> None:
+    report = cifar_report()
+    page = Page(report_page(report))
+    head, *rows = page.tables["Accuracy of every class"]
+    assert head == ["Class", "n", "natural", "pgd", "worst-case"]
+    for label, row in enumerate(rows):
+        parts = [report[key].by_class[label] for key in ("natural", "pgd", "worst-case")]
+        shown = [f"{part.value:.1f} {part.low:.1f}–{part.high:.1f}" for part in parts]
+        assert row == [CIFAR[label], "1,000", *shown]
+    for row, (key, result) in zip(page.tables["Results"][1:], report.results.items(), strict=True):
+        worst = result.worst
+        assert worst is not None
+        assert row[0] == key
+        assert row[1] == f"{result.overall.value:.1f} {result.overall.low:.1f}–{result.overall.high:.1f}"
+        assert [cell.strip() for cell in row[2:4]] == [
+            worst.name,
+            f"{worst.value:.1f} {worst.low:.1f}–{worst.high:.1f}",
+        ]
+        assert row[4].startswith(one_decimal(worst.corrected.value))
+        assert row[5:] == [one_decimal(result.cv or 0), one_decimal(result.mcd or 0), "10,000"]
+
+
+def test_bars_are_as_long_as_the_accuracies_and_sorted() -> None:
+    report = cifar_report()
+    page = Page(report_page(report))
+    dark = [float((bar["width"] or "").rstrip("%")) for bar in page.all("rect", "dark")]
+    light = [float((bar["width"] or "").rstrip("%")) for bar in page.all("rect", "light")]
+    order = sorted(range(10), key=lambda k: PGD[k])
+    assert dark == [PGD[k] / 10 for k in order] * 2  # worst-case, and pgd, which is the same here
+    assert light == [NATURAL[k] / 10 for k in order] * 2
+    assert len(page.all("li", "worst")) == 2
+
+
+def test_whiskers_span_the_intervals() -> None:
+    report = cifar_report()
+    page = Page(report_page(report))
+    whisker = next(bar for bar in page.all("rect", "whisker") if bar["class"] == "whisker")
+    cat = report["pgd"].by_class[3]
+    assert cat.low is not None
+    assert cat.high is not None
+    assert float((whisker["x"] or "").rstrip("%")) == pytest.approx(cat.low, abs=0.01)
+    assert float((whisker["width"] or "").rstrip("%")) == pytest.approx(cat.high - cat.low, abs=0.02)
+
+
+def test_confusion_counts_and_shares() -> None:
+    report = cifar_report()
+    page = Page(report_page(report))
+    lines = page.tables["Confusion matrix"]
+    worst_case = lines[1:11]
+    assert [row[0] for row in worst_case] == CIFAR
+    assert [[int(cell) for cell in row[1:]] for row in worst_case] == report.confusion["worst-case"]
+    titles = [cell["title"] for cell in page.all("td") if "title" in cell]
+    assert "cat taken for deer: 750 of 1,000, 75.0%" in titles
+    assert "cat kept: 250 of 1,000, 25.0%" in titles
+
+
+def test_what_broke_the_examples() -> None:
+    report = make_report({"natural": [90, 80], "pgd": [50, 40], "square": [45, 60]}, n=100)
+    rows = Page(report_page(report)).tables["What broke the examples"][1:]
+    assert [row[2] for row in rows] == ["30", "80", "5", "85"]
+    assert sum(int(row[2]) for row in rows) == 200
+
+
+def test_without_verdicts_the_page_says_so() -> None:
+    report = ClassReport.model_validate(cifar_report().model_dump(by_alias=True))
+    assert report.verdicts is None
+    assert "The table of verdicts is not at hand" in Page(report_page(report)).text
+
+
+def test_settings_findings_and_model_are_told() -> None:
+    attack = AttackInfo(spec="pgd:steps=20", settings="PGD(steps=20)", attacked=8130, rejected=3, seconds=14.2)
+    findings = [Finding(severity="info", text="all well"), Finding(severity="warning", text="gradients vanish")]
+    page = Page(report_page(cifar_report(attacks={"pgd": attack}, findings=findings)))
+    row = page.tables["Attacks and their settings"][1]
+    assert row == ["pgd", "pgd:steps=20", "PGD(steps=20)", "8,130", "3", "14.2"]
+    assert page.text.index("gradients vanish") < page.text.index("Results")  # a warning is not hidden at the end
+    assert re.search(r"Warning\s+gradients vanish\s*Note\s+all well", page.text)
+    for told in ("8/255", "0.0313725", "11,173,962", "versions torch", "2.11.0"):
+        assert told in page.text
+
+
+def test_class_without_examples_is_a_dash_not_zero() -> None:
+    report = make_report({"natural": [9, 0, 8], "pgd": [5, 0, 2]}, n=[10, 0, 10], classes=["a", "b", "c"])
+    page = Page(report_page(report))
+    row = page.tables["Accuracy of every class"][2]
+    assert [cell.split() for cell in row] == [["b"], ["0"], ["–", "no", "examples"]]
+    assert len(page.all("rect", "dark")) == 4
+    assert "no examples" in Page(report_fragment(report)).text
+    comparison = compare(report, report, names=["x", "y"])
+    assert Page(comparison_page(comparison)).tables["Change of every class against the baseline"][3][0] == "b"
+
+
+def test_natural_alone_needs_no_switch() -> None:
+    page = Page(report_page(make_report({"natural": [9, 5]}, n=10)))
+    assert not page.all("fieldset")
+    assert not page.all("rect", "light")
+    assert "No attack ran." in page.text
+
+
+@pytest.mark.parametrize("k", [2, 10, 40, 41, 200])
+def test_any_number_of_classes(k: int) -> None:
+    kept = {"natural": [10] * k, "pgd": [(7 * i) % 9 + 1 for i in range(k)]}
+    report = make_report(kept, n=10)
+    html = report_page(report)
+    page = Page(html)
+    assert len(page.tables["Accuracy of every class"]) == 1 + k
+    many = k > charts.MANY_CLASSES
+    assert len(page.all("rect", "dark")) == 2 * (25 if many else k)
+    assert ("Confusion matrix" in page.tables) != many
+    assert ("is left out" in page.text) == many
+    comparison = compare(report, report, names=["x", "y"])
+    changes = Page(comparison_page(comparison)).tables["Change of every class against the baseline"]
+    assert len(changes) == 3 * (2 + min(k, 40))
+    if k <= 10:
+        assert len(html.encode()) < 300_000
+
+
+def test_ties_of_many_classes_mark_none() -> None:
+    page = Page(report_page(make_report({"natural": [9] * 6, "pgd": [0] * 6}, n=10)))
+    assert not page.all("li", "worst")
+
+
+# What reaches the page from outside
+
+
+def hostile_pages() -> list[str]:
+    kept = {"natural": [9, 8, 8, 7, 9], "pgd": [5, 4, 3, 2, 1], "</style><script>y</script>": [5, 5, 5, 5, 5]}
+    finding = Finding(severity="error", text="<script>alert(2)</script>")
+    attack = AttackInfo(spec="<b>", settings="<script>", attacked=1, rejected=0, seconds=0.1)
+    reports = [
+        make_report(kept, n=10, classes=HOSTILE, name=name, findings=[finding], attacks={"<i>": attack})
+        for name in ('<img src=x onerror="alert(3)">', "</title><script>z</script>")
+    ]
+    comparison = compare(*reports)
+    return [
+        report_page(reports[0]),
+        report_fragment(reports[0]),
+        comparison_page(
+            comparison,
+            title="</title><script>",
+            story=["<script>story</script>"],
+            links={comparison.models[0]: 'a"onclick="x.html'},
+        ),
+        comparison_page(comparison),
+        comparison_fragment(comparison),
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_hostile_names_stay_text(number: int) -> None:
+    html = hostile_pages()[number]
+    page = Page(html)
+    tags = {tag for tag, _ in page.elements}
+    assert not tags & {"script", "img", "iframe", "object"}
+    assert not [name for _, attrs in page.elements for name in attrs if name.startswith("on")]
+    assert 'onerror="alert(3)">' in page.text
+    assert "<script>" in page.text
+    html.encode("utf-8")  # undecodable bytes in a name must not make the file unwritable
+    assert "\u202e" not in html
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_nothing_is_fetched_and_nothing_runs(number: int) -> None:
+    html = hostile_pages()[number]
+    assert "://" not in html
+    page = Page(html)
+    assert not [a for _, attrs in page.elements for a in ("src", "srcset", "action", "data") if a in attrs]
+    assert "url(" not in html
+    assert "@import" not in html
+
+
+def test_fragments_bring_no_style_sheet() -> None:
+    report = cifar_report()
+    for html in (report_fragment(report), comparison_fragment(compare(report, report, names=["x", "y"]))):
+        page = Page(html)
+        assert not page.all("style")
+        assert not page.all("html")
+        assert "52.8" in page.text
+
+
+@pytest.mark.parametrize("href", ["https://example.org/", "//example.org/x", "javascript:alert(1)", " java\tscript:x"])
+def test_links_must_be_relative(href: str) -> None:
+    report = cifar_report()
+    with pytest.raises(InputError, match="relative path"):
+        comparison_page(compare(report, report, names=["x", "y"]), links={"x": href})
+
+
+def test_links_of_unknown_models_are_refused() -> None:
+    report = cifar_report()
+    with pytest.raises(InputError, match="unknown model 'z'"):
+        comparison_page(compare(report, report, names=["x", "y"]), links={"z": "z.html"})
+
+
+# The comparison
+
+
+def two(before: Sequence[int], after: Sequence[int], n: int = 100, **changes: int) -> list[str]:
+    natural = [n] * len(before)
+    one = make_report({"natural": natural, "pgd": before}, n=n, name="base")
+    other = make_report({"natural": natural, "pgd": after}, n=n, name="new", first_index=changes.get("shift", 0))
+    return comparison_sentences(compare(one, other))
+
+
+def test_a_clear_gain_is_claimed() -> None:
+    weak, change = two([60, 10, 70], [58, 45, 68])
+    assert weak == (
+        "base is weakest at class 1, where 10.0% (5.5–17.4) of the examples survive, against 46.7% over all classes."
+    )
+    assert change.startswith(
+        "new lifts the worst class, still class 1, from 10.0% to 45.0%: +35.0 points "
+        "(p < 0.001 on the same 100 examples)."
+    )
+    assert "The average gains 10.3 points" in change
+    assert change.endswith("rho is +3.72.")
+
+
+def test_without_evidence_nothing_is_claimed() -> None:
+    _, change = two([60, 33, 70], [60, 36, 69])
+    assert (
+        "new reads +3.0 points in the worst class, still class 1 (from 33.0% to 36.0%), but the data cannot tell"
+        in change
+    )
+    assert "The average reads +0.7 points" in change
+    assert "lifts" not in change
+    assert "gains" not in change
+
+
+def test_another_worst_class_is_named() -> None:
+    _, change = two([60, 10, 70], [35, 65, 70])
+    assert "class 1, the weakest of base, rises from 10.0% to 65.0% (p < 0.001)" in change
+    assert "the weakest class is now 0 at 35.0% (26.4–44.7)." in change
+    assert "So the minimum rises by 25.0 points, and the intervals do not overlap." in change
+
+
+def test_another_worst_class_with_overlapping_intervals() -> None:
+    _, change = two([60, 30, 70], [36, 65, 70])
+    assert "the weakest class is now 0 at 36.0%" in change
+    assert "The minimum reads +6.0 points, but the intervals overlap: the data cannot tell." in change
+
+
+def test_a_loss_is_called_one() -> None:
+    _, change = two([60, 40, 70], [60, 10, 30])
+    assert "new lowers the worst class, still class 1, from 40.0% to 10.0%: −30.0 points" in change
+    assert "The average loses 23.3 points" in change
+
+
+def test_rho_without_a_baseline_is_explained_once() -> None:
+    sentences = two([60, 0, 70], [60, 10, 70])
+    assert sentences[-1] == "rho is undefined, because the worst class of base is at 0."
+
+
+def test_a_baseline_that_holds_nothing() -> None:
+    sentences = two([0, 0, 0], [60, 10, 70])
+    assert sentences[0] == "base holds nothing: no example of any class survives."
+    assert "new lifts the worst class, class 1, from 0.0% to 10.0%" in sentences[1]
+
+
+def test_unpaired_models_are_told_apart_by_intervals_only() -> None:
+    sentences = two([60, 10, 70], [58, 45, 68], shift=1)
+    assert "+35.0 points (the intervals do not overlap)" in sentences[1]
+    assert sentences[-1].startswith("The models were not measured on the same examples")
+    assert not any("p <" in text or "p =" in text for text in sentences)
+
+
+def test_two_challengers_are_ranked_only_where_intervals_part() -> None:
+    natural = [100] * 3
+    base, *others = (
+        make_report({"natural": natural, "pgd": pgd}, n=100, name=name)
+        for name, pgd in (("base", [60, 4, 70]), ("one", [60, 33, 70]), ("two", [60, 38, 70]), ("three", [60, 59, 70]))
+    )
+    close = comparison_sentences(compare(base, *others[:2]))[-1]
+    assert close.startswith("The highest worst class is that of two, 38.0%")
+    assert "cannot rank the two" in close
+    assert comparison_sentences(compare(base, *others))[-1].endswith("and the intervals do not overlap.")
+
+
+def test_comparison_page_shows_its_numbers() -> None:
+    natural = [100] * 3
+    base = make_report({"natural": natural, "pgd": [60, 10, 70]}, n=100, name="base")
+    new = make_report({"natural": natural, "pgd": [58, 45, 68]}, n=100, name="new")
+    comparison = compare(base, new)
+    page = Page(comparison_page(comparison, links={"new": "new/report.html"}))
+    models = page.tables["Models"][1:3]
+    for shown, row in zip(models, comparison["worst-case"], strict=True):
+        assert row.worst is not None
+        assert shown[0].startswith(row.model)
+        assert shown[1] == f"{row.overall.value:.1f} {row.overall.low:.1f}–{row.overall.high:.1f}"
+        assert shown[2].strip() == "1"
+        assert shown[3] == f"{row.worst.value:.1f} {row.worst.low:.1f}–{row.worst.high:.1f}"
+        assert shown[5:7] == [one_decimal(row.cv or 0), one_decimal(row.mcd or 0)]
+    assert models[1][7] == "+3.721"
+    changes = page.tables["Change of every class against the baseline"][:5]
+    assert [row[0] for row in changes[1:]] == ["all classes", "0", "1", "2"]
+    assert changes[2][2] == "58.0 −2.0 cannot tell, p = 1; 0 gained, 2 lost"
+    assert changes[3][2] == "45.0 +35.0 p < 0.001; 35 gained, 0 lost"
+    assert {"href": "new/report.html"} in page.all("a")
+    widths = [bar["width"] for bar in page.all("rect", "m1")][:3]
+    assert widths == ["45.0%", "58.0%", "68.0%"]
+    assert "cannot tell" not in changes[3][2]
+
+
+def test_only_what_the_data_can_tell_is_bold() -> None:
+    html = comparison_page(
+        compare(
+            make_report({"natural": [100, 100], "pgd": [60, 10]}, n=100, name="base"),
+            make_report({"natural": [100, 100], "pgd": [62, 45]}, n=100, name="new"),
+        )
+    )
+    assert "<b>+35.0</b>" in html
+    assert "<b>+2.0</b>" not in html
+
+
+def test_given_story_comes_first_and_alone() -> None:
+    report = cifar_report()
+    page = Page(comparison_page(compare(report, report, names=["x", "y"]), title="Title", story=["Once.", "Twice."]))
+    assert page.text.index("Title") < page.text.index("Once.") < page.text.index("Twice.") < page.text.index("Average")
+    assert "is weakest at" not in page.text
+
+
+def test_unpaired_page_says_so() -> None:
+    base = make_report({"natural": [100, 100], "pgd": [60, 10]}, n=100, name="base")
+    new = make_report({"natural": [100, 100], "pgd": [62, 45]}, n=100, name="new", first_index=7)
+    page = Page(comparison_page(compare(base, new)))
+    assert "were not measured on the same examples" in page.text
+    assert "no paired test was made" in page.text
+    assert page.tables["Change of every class against the baseline"][3] == ["1", "10.0", "45.0"]
+
+
+def test_many_models_keep_their_rows() -> None:
+    reports = [make_report({"natural": [9, 9], "pgd": [3, i % 9]}, n=10, name=f"m{i}") for i in range(8)]
+    page = Page(comparison_page(compare(*reports)))
+    assert len(page.tables["Models"]) == 3 * 9
+    assert not page.all("rect", "m6")
+    assert "first 6 of 8 models" in page.text
+    assert page.all("details")
+
+
+# Geometry
+
+
+def test_scatter_keeps_names_apart() -> None:
+    near = charts.Measured(value=50.0, low=48.0, high=52.0)
+    far = charts.Measured(value=30.0, low=20.0, high=40.0)
+    plot = charts.scatter([(name, near, far) for name in ("one", "two", "three")])
+    assert plot is not None
+    assert len({(point.text_dx, point.text_dy) for point in plot.points}) == 3
+    assert plot.points[0].y_high < plot.points[0].y < plot.points[0].y_low
+    assert charts.scatter([]) is None
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], [100.0], [50.0], [0.0, 100.0], [33.3, 33.4], [99.2, 100.0]])
+def test_axis_holds_its_values(values: list[float]) -> None:
+    axis = charts.axis(values)
+    assert 0 <= axis.low < axis.high <= 100
+    assert all(0 <= axis.at(value) <= 100 for value in values)
+    assert axis.ticks[0].at == 0
+    assert axis.ticks[-1].at == 100
+    assert len(axis.ticks) <= 7
+
+
+def test_selection_keeps_who_must_be_seen() -> None:
+    chosen = charts.select([float(i) for i in range(100)], keep=[50])
+    assert chosen.weakest == [*range(20), 50]
+    assert chosen.strongest == [95, 96, 97, 98, 99]
+    assert chosen.left_out == 74

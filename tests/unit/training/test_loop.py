@@ -1,0 +1,278 @@
+"""The training loop: reproducible, resumable bit by bit after a kill, and honest about what it measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import classwise as cw
+from classwise.attacks import PGD
+from classwise.data import load_data, to_float
+from classwise.errors import Diverged, InputError
+from classwise.progress import Silent
+from classwise.recipes import Recipe, load_recipe
+from classwise.training.checkpoint import load_state
+from classwise.training.engine import check_precision
+
+QUICK: dict[str, Any] = {"epochs": 3, "attack": {"steps": 2}, "validation_per_class": 5, "ema": 0.9}
+
+
+class StopAfter(Silent):
+    """Interrupts a run in the middle of an epoch, as Ctrl-C would."""
+
+    def __init__(self, batches: int) -> None:
+        self.left = batches
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self.left -= amount
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_state(directory / "checkpoints" / "last.pt")
+
+
+def same(one: Any, two: Any) -> bool:
+    """Equality to the last bit, through nested containers."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, two)
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(map(same, one, two))
+    return bool(one == two)
+
+
+def without_times(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "history": [{**record, "seconds": None} for record in state["history"]]}
+
+
+@pytest.mark.parametrize("recipe", ["digits/standard", "digits/madry", "digits/trades", "digits/wat"])
+def test_resumed_equals_uninterrupted(tmp_path: Path, recipe: str) -> None:
+    cw.train(recipe, out=tmp_path / "whole", **QUICK)
+    with pytest.raises(KeyboardInterrupt):
+        cw.train(recipe, out=tmp_path / "cut", progress=StopAfter(23), **QUICK)
+    assert load_state(tmp_path / "cut" / "checkpoints" / "last.pt")["epoch"] == 1
+    torch.manual_seed(12345)  # whatever happened in between must not matter
+    cw.train(recipe, out=tmp_path / "cut", resume=True, **QUICK)
+    whole, cut = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert same(without_times(whole), without_times(cut))
+    for name in ("best.safetensors", "last.safetensors"):
+        paths = [tmp_path / run / "checkpoints" / name for run in ("whole", "cut")]
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_killed_process_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    overrides = ["-o", "epochs=4", "-o", "attack.steps=4", "-o", "validation_per_class=5"]
+    base = [sys.executable, "-m", "classwise", "train", "digits/wat", *overrides, "--device", "cpu", "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*base, str(tmp_path / "whole")], check=True, capture_output=True, env=environment)
+
+    process = subprocess.Popen([*base, str(tmp_path / "cut")], stderr=subprocess.DEVNULL, env=environment)
+    first = tmp_path / "cut" / "checkpoints" / "last.pt"
+    deadline = time.monotonic() + 120
+    while not first.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert load_state(first)["epoch"] < 4
+    subprocess.run([*base, str(tmp_path / "cut"), "--resume"], check=True, capture_output=True, env=environment)
+    assert same(without_times(weights(tmp_path / "whole")), without_times(weights(tmp_path / "cut")))
+
+
+def test_same_seed_same_weights_other_seed_other_weights(tmp_path: Path) -> None:
+    states = []
+    for number, seed in enumerate([0, 0, 1]):
+        cw.train("digits/madry", out=tmp_path / str(number), seed=seed, **QUICK)
+        states.append(weights(tmp_path / str(number))["model"])
+    assert same(states[0], states[1])
+    assert not same(states[0], states[2])
+
+
+def test_training_leaves_the_callers_randomness_alone(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    cw.train("digits/standard", out=tmp_path / "run", epochs=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_metrics_are_true(tmp_path: Path) -> None:
+    """The last line's validation numbers, recomputed from the saved weights and the saved indices."""
+    run = cw.train("digits/trades", out=tmp_path, epochs=2, validation_per_class=8)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    indices = json.loads((tmp_path / "validation.json").read_text())["indices"]
+    data = load_data("digits", split="train").take(np.array(indices))
+    assert np.bincount(data.labels).tolist() == [8] * 10
+    model = run.load("last")
+    with torch.no_grad():
+        predicted = model(to_float(data.images)).argmax(1).numpy()
+    right = predicted == data.labels
+    assert lines[-1]["validation"]["natural"]["overall"] == pytest.approx(100 * right.mean(), abs=1e-3)
+    by_class = [100 * right[data.labels == k].mean() for k in range(10)]
+    assert lines[-1]["validation"]["natural"]["by_class"] == pytest.approx(by_class, abs=1e-3)
+    assert lines[-1]["train"]["n"] == [102] * 10
+    assert lines[-1]["validation"]["n"] == [8] * 10
+    assert lines[-1]["validation"]["robust"]["overall"] < lines[-1]["validation"]["natural"]["overall"]
+
+
+def test_validation_images_are_never_trained_on_and_never_test_images(tmp_path: Path) -> None:
+    cw.train("digits/standard", out=tmp_path, epochs=1)
+    held_out = set(json.loads((tmp_path / "validation.json").read_text())["indices"])
+    train, test = load_data("digits", split="train"), load_data("digits", split="test")
+    assert len(held_out) == 250
+    assert held_out <= set(range(len(train)))
+    assert len(train) + len(test) == 1797
+    images = {image.tobytes() for image in train.images}
+    # scikit-learn's digits hold a few identical scans; everything else must be new.
+    assert sum(image.tobytes() in images for image in test.images) <= 2
+
+
+def test_best_is_the_epoch_with_the_best_score(tmp_path: Path) -> None:
+    run = cw.train("digits/madry", out=tmp_path, epochs=5, attack={"steps": 2}, select="worst")
+    scores = [record["score"] for record in run.outcome.history]
+    assert run.outcome.best_epoch == int(np.argmax(scores)) + 1
+    worst = [record["validation"]["robust"]["worst"]["value"] for record in run.outcome.history]
+    assert scores == pytest.approx([value / 100 for value in worst], abs=1e-5)
+    best, last = run.load("best").state_dict(), run.load("last").state_dict()
+    assert same(dict(best), dict(last)) == (run.outcome.best_epoch == 5)
+
+
+def test_wat_changes_the_weights_and_records_them(tmp_path: Path) -> None:
+    run = cw.train("digits/wat", out=tmp_path, **{**QUICK, "policy": {"name": "wat", "eta": 0.5}})
+    first, second, third = (record["controls"] for record in run.outcome.history)
+    assert first == {}
+    assert np.mean(second["weight_nat"]) == pytest.approx(1, abs=1e-5)
+    assert np.std(third["weight_nat"]) > 0.01
+    losses = np.zeros(11)
+    for record in run.outcome.history[:2]:
+        by_class = np.add(record["validation"]["loss_nat"], np.multiply(6.0, record["validation"]["loss_adv"]))
+        losses += np.append(by_class, by_class.mean())
+    shares = np.exp(0.5 * losses) / np.exp(0.5 * losses).sum()
+    assert third["weight_nat"] == pytest.approx(10 * shares[:10] + shares[10], abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.*")
+def test_divergence_stops_and_names_the_last_good_checkpoint(tmp_path: Path) -> None:
+    sgd = {"name": "sgd", "lr": 0.05}
+    cw.train("digits/standard", out=tmp_path, epochs=2, optimizer=sgd, schedule="constant")
+    state = load_state(tmp_path / "checkpoints" / "last.pt")
+    state["model"]["conv1.weight"].mul_(float("nan"))
+    from classwise.training.checkpoint import save_state
+
+    state.pop("schema")
+    state["epoch"] = 1
+    save_state(tmp_path / "checkpoints" / "last.pt", state)
+    with pytest.raises(Diverged, match=r"diverged in epoch 2 \(loss nan\); the last good checkpoint is .*last.pt"):
+        cw.train("digits/standard", out=tmp_path, epochs=2, optimizer=sgd, schedule="constant", resume=True)
+
+
+def test_exploding_loss_stops(tmp_path: Path) -> None:
+    with pytest.raises(Diverged, match="training diverged in epoch"):
+        cw.train("digits/standard", out=tmp_path, epochs=10, optimizer="sgd:lr=100", schedule="constant")
+
+
+def test_clipping_bounds_the_step(tmp_path: Path) -> None:
+    """SGD without momentum moves by lr times the clipped norm at most."""
+    recipe = {"optimizer": "sgd:lr=1,momentum=0,weight_decay=0", "schedule": "constant", "batch_size": 10_000}
+    cw.train("digits/standard", out=tmp_path / "a", epochs=1, clip=1e-3, **recipe)
+    cw.train("digits/standard", out=tmp_path / "b", epochs=2, clip=1e-3, **recipe)
+    one, two = weights(tmp_path / "a")["model"], weights(tmp_path / "b")["model"]
+    moved = torch.sqrt(sum(((one[name] - two[name]) ** 2).sum() for name in one))
+    assert moved.item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_bf16_trains_or_says_that_it_cannot(tmp_path: Path) -> None:
+    settings = {"epochs": 6, "attack": {"steps": 2}, "precision": "bf16", "eps": "0.05"}
+    try:
+        check_precision("bf16", torch.device("cpu"))
+    except InputError:
+        with pytest.raises(InputError, match="precision = 'bf16' does not work on this CPU"):
+            cw.train("digits/madry", out=tmp_path, device="cpu", **settings)
+        assert not list(tmp_path.iterdir())
+        return
+    run = cw.train("digits/madry", out=tmp_path, device="cpu", **settings)
+    assert run.outcome.history[-1]["validation"]["natural"]["overall"] > 60
+    assert all(value.dtype == torch.float32 for value in weights(tmp_path)["model"].values())
+
+
+def test_averaged_weights_are_what_is_validated_and_saved(tmp_path: Path) -> None:
+    """After two one-batch epochs with decay d the average is d · w_1 + (1 - d) · w_2."""
+    settings = {"ema": 0.75, "batch_size": 10_000, "optimizer": "sgd:lr=0.5", "schedule": "constant"}
+    cw.train("digits/standard", out=tmp_path / "one", epochs=1, **settings)
+    run = cw.train("digits/standard", out=tmp_path / "two", epochs=2, **settings)
+    one, two = weights(tmp_path / "one")["model"], weights(tmp_path / "two")["model"]
+    saved = run.load("last").state_dict()
+    for name in one:
+        assert torch.allclose(saved[name], 0.75 * one[name] + 0.25 * two[name], atol=1e-6)
+    assert not torch.equal(saved["conv1.weight"], two["conv1.weight"])
+
+
+def test_judge_is_the_stated_attack(tmp_path: Path) -> None:
+    """Robust validation accuracy is that of ``validation_attack``, whatever the objective trains on."""
+    run = cw.train("digits/standard", out=tmp_path, epochs=3, validation_attack="pgd:steps=1,step_size=1e-6,start=zero")
+    last = run.outcome.history[-1]["validation"]
+    assert last["robust"]["overall"] == last["natural"]["overall"]
+
+
+def test_recipe_object_and_overrides(tmp_path: Path) -> None:
+    recipe = load_recipe("digits/wat", {"epochs": 1, "objective.beta": 3})
+    assert isinstance(recipe, Recipe)
+    run = cw.train(recipe, out=tmp_path, seed=4)
+    asked = json.loads((tmp_path / "run.json").read_text())["training"]["asked"]
+    assert (asked["seed"], asked["objective"]["beta"], run.recipe.seed) == (4, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"objective": "tradse"}, "unknown objective 'tradse': did you mean 'trades'?"),
+        ({"policy": "wta"}, "unknown policy 'wta': did you mean 'wat'?"),
+        ({"policy": "wat:etta=1"}, "did you mean 'eta'?"),
+        ({"objective": {"name": "trades", "attack": "pgd"}}, "an objective brings its own attack"),
+        ({"attack": {"step": 3}}, "did you mean 'steps'?"),
+        ({"eps": 0}, "eps must be a positive number, got 0"),
+        ({"eps": -0.1}, "eps must be a positive number, got -0.1"),
+        ({"epochs": 0}, "epochs = 0: input should be greater than or equal to 1"),
+        ({"epoch": 3}, "did you mean 'epochs'?"),
+        ({"select": "test"}, "select = 'test'"),
+        ({"validation_per_class": 200}, "class"),
+        ({"model": "resnet81"}, "unknown model 'resnet81': did you mean 'resnet18'?"),
+        ({"data": "digit"}, "did you mean 'digits'?"),
+        ({"optimizer": "sgd:lr=0"}, "lr must be positive, got 0.0"),
+        ({"ema": 1}, "ema = 1: input should be less than 1"),
+    ],
+)
+def test_bad_recipes_start_nothing(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        cw.train("digits/wat", out=tmp_path / "run", **overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_no_parameter_lets_test_data_in() -> None:
+    """Neither the plan nor the loop has a place for a second data set or a split's name."""
+    from dataclasses import fields
+
+    from classwise.training.loop import Plan
+
+    assert [f.name for f in fields(Plan) if "ImageSet" in str(f.type)] == ["images"]
+    assert not [f.name for f in fields(Plan) if "split" in f.name or "test" in f.name]
+
+
+def test_attack_defaults_are_those_of_the_papers() -> None:
+    from classwise.objectives import Trades
+
+    assert Trades().attack == PGD(steps=10, loss="kl", start="gaussian")
+    assert Trades().beta == 6
