@@ -59,13 +59,12 @@ def evaluate(
     """
     images = load_data(data, split=split, classes=None if classes is None else tuple(classes))
     if isinstance(model, nn.Module):
-        name, loaded = type(model).__name__, model
+        loaded = model
         if device is not None and torch.device(device) != device_of(model):
             raise InputError(f"the model is on {device_of(model)}, not {device}: move it yourself, or pass a spec")
     else:
-        name = str(model)
         known = None if images.classes is None else len(images.classes)
-        loaded = load_model(name, weights=weights, num_classes=known, in_channels=images.images.shape[1])
+        loaded = load_model(str(model), weights=weights, num_classes=known, in_channels=images.images.shape[1])
         loaded = loaded.to(pick_device(device))
     specs = [attack if isinstance(attack, str) else repr(attack) for attack in attacks]
     built = [build("attack", ATTACKS, attack) if isinstance(attack, str) else attack for attack in attacks]
@@ -76,7 +75,7 @@ def evaluate(
         images,
         attacks={key: (spec, attack.within(threat)) for key, spec, attack in zip(keys, specs, built, strict=True)},
         threat=threat,
-        model_info={"name": name} | ({} if weights is None else {"weights": Path(weights).name}),
+        model_info=_describe(model, weights),
         per_class=per_class,
         batch_size=batch_size,
         seed=seed,
@@ -186,6 +185,14 @@ def pick_device(device: str | torch.device | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"cannot use device {device!s}: {str(error).splitlines()[0]}") from None
     return chosen
+
+
+def _describe(model: nn.Module | str | Path, weights: str | Path | None) -> dict[str, Any]:
+    """What a report says of the model: a short name, and what it was asked for by."""
+    if isinstance(model, nn.Module):
+        return {"name": type(model).__name__}
+    name = Path(model).resolve().name if Path(model).is_dir() else str(model)
+    return {"name": name, "spec": str(model)} | ({} if weights is None else {"weights": Path(weights).name})
 
 
 def _common_threat(attacks: Sequence[BallAttack], eps: float | str | None, norm: str) -> Threat:

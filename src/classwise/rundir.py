@@ -92,11 +92,15 @@ class RunDirectory:
         write_json(self.path / "run.json", contents)
         return False
 
+    def note(self, section: Section, **details: Any) -> None:
+        """Add details to what is known of a run."""
+        contents = self.read()
+        contents[section] |= details
+        write_json(self.path / "run.json", contents)
+
     def finish(self, section: Section, **details: Any) -> None:
         """Note that the run is over, and what came of it."""
-        contents = self.read()
-        contents[section] |= {"finished": _now(), **details}
-        write_json(self.path / "run.json", contents)
+        self.note(section, finished=_now(), **details)
 
 
 def versions() -> dict[str, str]:

@@ -92,7 +92,7 @@ class Ball:
 
     def step(self, x: Tensor, gradient: Tensor, size: float) -> Tensor:
         """One step of steepest ascent in this norm, projected back. A zero gradient moves nothing."""
-        direction = gradient.sign() if self.norm == "Linf" else gradient / length(gradient).clamp_min(1e-12)
+        direction = gradient.sign() if self.norm == "Linf" else unit(gradient)
         return self.project(x + size * self.stretch * direction)
 
     def start(self, how: Start, noise: Noise) -> Tensor:
@@ -106,7 +106,7 @@ class Ball:
         # Uniform in an L2 ball of dimension d: a uniform direction, and a radius whose d-th power is uniform.
         direction = noise.normal(self.centre)
         share = noise.uniform(self.radius) ** (1 / self.centre[0].numel())
-        return self.project(self.centre + self.radius * share * direction / length(direction).clamp_min(1e-12))
+        return self.project(self.centre + self.radius * share * unit(direction))
 
     def contains(self, x: Tensor) -> Tensor:
         """(B,) bool: finite, within the radius and within [0, 1], up to rounding."""
@@ -126,3 +126,11 @@ def length(x: Tensor) -> Tensor:
     """The Euclidean length of each example, shaped to divide it."""
     # torch's norm adds up one by one on a CPU, which on large images costs four digits; its sum does not.
     return x.flatten(1).square().sum(1).sqrt().view(-1, *[1] * (x.dim() - 1))
+
+
+def unit(x: Tensor) -> Tensor:
+    """Each example scaled to length one; zero stays zero."""
+    # The gradient of a confident model may be so small that its squares are zero: its largest entry goes first.
+    largest = x.flatten(1).abs().amax(1).view(-1, *[1] * (x.dim() - 1))
+    scaled = x / largest.clamp_min(torch.finfo(x.dtype).tiny)
+    return scaled / length(scaled).clamp_min(1e-12)

@@ -25,7 +25,7 @@ NATURAL = "natural"
 WORST_CASE = "worst-case"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Verdicts:
     """Predicted labels, natural and under every attack. A naturally wrong example is broken by ``natural``."""
 
@@ -46,6 +46,13 @@ class Verdicts:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Verdicts) or self.keys != other.keys:
+            return False
+        pairs = [(self.index, other.index), (self.label, other.label)]
+        pairs += [(self.predictions(key), other.predictions(key)) for key in self.keys]
+        return all(np.array_equal(one, two) for one, two in pairs)
 
     @property
     def keys(self) -> list[str]:
@@ -106,7 +113,7 @@ class Verdicts:
                 values = columns[name]
                 if values.dtype.kind == "f":  # a column with nulls reads as float
                     values = np.where(np.isnan(values), PENDING, values)
-                return np.asarray(values, dtype=np.int64)
+                return np.array(values, dtype=np.int64)  # a copy: what is pending will be filled in
 
             verdicts = cls(
                 index=ints("index"),

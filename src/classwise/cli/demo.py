@@ -76,7 +76,7 @@ def story(comparison: Comparison) -> list[str]:
         f"Adversarial training (Madry) holds {percent(madry.overall.value)}, an average that hides a hole: of the "
         f"{madry.worst.name}s only {percent(madry.worst.value)} survive ({interval(madry.worst.low, madry.worst.high)}). "
         "That is the digit an attacker would pick.",
-        f"TRADES reads the {madry.worst.name} at {percent(trades.by_class[madry.worst.label])}"
+        f"TRADES reads the {madry.worst.name} at {percent(trades.shares[madry.worst.label])}"
         + (
             f", which the data prove ({p_text(saved.p_value)})."
             if saved.p_value < LEVEL and saved.points < 0

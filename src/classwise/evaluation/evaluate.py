@@ -85,7 +85,13 @@ def run_evaluation(
 
     work = _Work(model, images, verdicts, threat, batch_size, seed, directory, fingerprint, progress)
     work.natural()
-    ran = {key: work.attack(key, spec, attack) for key, (spec, attack) in attacks.items()}
+    for key, (_, attack) in attacks.items():
+        work.attack(key, attack)
+    attacked = int(verdicts.survived(NATURAL).sum())
+    ran = {
+        key: AttackInfo(spec=spec, settings=repr(attack), attacked=attacked, **work.effort[key])
+        for key, (spec, attack) in attacks.items()
+    }
     report = ClassReport.from_verdicts(
         verdicts,
         dataset=DatasetInfo(name=images.name, split=images.split, n=len(verdicts), classes=classes),
@@ -139,6 +145,10 @@ class _Work:
         self.directory, self.fingerprint = directory, fingerprint
         self.device, self.dtype = device_of(model), dtype_of(model)
         self.saved = time.monotonic()
+        earlier = {} if directory is None else directory.read()["evaluation"].get("effort", {})
+        self.effort: dict[str, dict[str, Any]] = {
+            key: {"rejected": 0, "seconds": 0.0} | earlier.get(key, {}) for key in verdicts.attacks
+        }
 
     def natural(self) -> None:
         """Predictions on the untouched images."""
@@ -150,35 +160,29 @@ class _Work:
             self._done(len(batch))
         self.progress.finish()
 
-    def attack(self, key: str, spec: str, attack: Attack) -> AttackInfo:
+    def attack(self, key: str, attack: Attack) -> None:
         """Predictions under one attack, of the examples that are classified correctly when untouched."""
-        began = time.perf_counter()
-        natural, column, rejected = self.verdicts.natural, self.verdicts.attacks[key], 0
+        natural, column, effort = self.verdicts.natural, self.verdicts.attacks[key], self.effort[key]
         broken = natural != self.verdicts.label
         column[broken] = natural[broken]
         rows = np.flatnonzero(column == PENDING)
         self.progress.start(key, len(self.verdicts), len(self.verdicts) - len(rows))
         stream = int(digest(str(self.seed), repr(attack))[:15], 16)
         for batch in self._batches(rows):
+            began = time.perf_counter()
             x, y, index = self._images(batch)
             x_adv = attack(self.model, x, y, generator=ExampleNoise(stream, index))
             inside = self.threat.ball(x).contains(x_adv)
-            predicted = self._predict(x_adv)
-            column[batch] = np.where(inside.cpu().numpy(), predicted, natural[batch])
-            rejected += int((~inside).sum())
+            column[batch] = self._predict(torch.where(inside[:, None, None, None], x_adv, x))
+            effort["rejected"] += int((~inside).sum())
+            effort["seconds"] = round(effort["seconds"] + time.perf_counter() - began, 3)
             self._done(len(batch))
         self.progress.finish()
-        return AttackInfo(
-            spec=spec,
-            settings=repr(attack),
-            attacked=int((~broken).sum()),
-            rejected=rejected,
-            seconds=round(time.perf_counter() - began, 3),
-        )
 
     def save(self) -> None:
         """Put what is decided on disk."""
         if self.directory is not None:
+            self.directory.note("evaluation", effort=self.effort)
             self.verdicts.save(self.directory.verdicts, self.fingerprint)
             self.saved = time.monotonic()
 

@@ -146,6 +146,8 @@ def _override(content: Table, key: str, value: Any) -> None:
         content[first] = value
         return
     inner = content.get(first, {})
+    if first in SPECS and not inner and not Recipe.model_fields[first].is_required():
+        inner = Recipe.model_fields[first].default
     # A shorthand text grows into a table before a setting inside it is changed.
     inner = _table(inner) if first in SPECS and inner else inner
     if not isinstance(inner, Mapping) or len(rest) > 1:

@@ -16,6 +16,7 @@ from classwise.files import write_text
 from classwise.metrics import mcnemar, paired_changes, rho
 from classwise.metrics.counts import Ints
 from classwise.reporting.report import (
+    ClassEstimate,
     ClassReport,
     DatasetInfo,
     Estimate,
@@ -52,7 +53,7 @@ class Row(_Part):
     model: str
     overall: Estimate
     worst: Worst | None
-    by_class: list[float | None]
+    by_class: list[ClassEstimate]
     cv: float | None
     mcd: float | None
     rho: float | None
@@ -61,6 +62,11 @@ class Row(_Part):
     """Overall; null for the baseline, or where the two were not measured on the same examples."""
     changes: list[ClassChange]
     """Class by class; empty where ``change`` is null."""
+
+    @property
+    def shares(self) -> list[float | None]:
+        """The accuracy of every class; None for a class without examples."""
+        return [part.value for part in self.by_class]
 
 
 class Comparison(_Part):
@@ -165,7 +171,7 @@ def _row(key: str, model: str, report: ClassReport, baseline: ClassReport | None
         model=model,
         overall=result.overall,
         worst=result.worst,
-        by_class=[part.value for part in result.by_class],
+        by_class=result.by_class,
         cv=result.cv,
         mcd=result.mcd,
         rho=None if baseline is None else _rho(result, baseline[key]),

@@ -355,8 +355,8 @@ def _comparison_panels(comparison: Comparison) -> list[_ComparisonPanel]:
 
 def _comparison_panel(number: int, key: str, comparison: Comparison) -> _ComparisonPanel:
     rows, classes = comparison[key], comparison.dataset.classes
-    worst = [_marked(row.by_class, row.worst) for row in rows]
-    means = [_mean([row.by_class[label] for row in rows]) for label in range(len(classes))]
+    worst = [_marked(row.shares, row.worst) for row in rows]
+    means = [_mean([row.shares[label] for row in rows]) for label in range(len(classes))]
     chosen = charts.select(means, keep=[row.worst.label for row in rows if row.worst])
 
     def group(label: int) -> _ClassGroup:
@@ -364,11 +364,12 @@ def _comparison_panel(number: int, key: str, comparison: Comparison) -> _Compari
             _ModelBar(
                 number=position,
                 model=row.model,
-                value=row.by_class[label],
-                bar=charts.bar(row.by_class[label]),
+                value=part.value,
+                bar=charts.bar(part.value, part.low, part.high),
                 worst=label in worst[position],
             )
             for position, row in enumerate(rows[:COLOURED_MODELS])
+            for part in [row.by_class[label]]
         ]
         return _ClassGroup(name=classes[label], bars=bars)
 
@@ -406,13 +407,13 @@ def _change_rows(rows: list[Row], classes: list[str], worst: list[set[int]]) -> 
     labels = list(range(len(classes)))
     if len(labels) > charts.MANY_CLASSES:
         surest = [min((c[label].p_value for c in changes if label in c), default=1.0) for label in labels]
-        values = [100.0 if value is None else value for value in baseline.by_class]
+        values = [100.0 if value is None else value for value in baseline.shares]
         labels = sorted(labels, key=lambda label: (surest[label], values[label], label))[: charts.MANY_CLASSES]
 
     def cell(label: int, position: int, row: Row) -> _ChangeCell:
         change = changes[position].get(label)
         return _ChangeCell(
-            value=row.by_class[label],
+            value=row.shares[label],
             change=change,
             told=change is not None and change.p_value < story.LEVEL,
             worst=label in worst[position + 1],
@@ -421,7 +422,7 @@ def _change_rows(rows: list[Row], classes: list[str], worst: list[set[int]]) -> 
     table = [
         _ChangeRow(
             name=classes[label],
-            baseline=baseline.by_class[label],
+            baseline=baseline.shares[label],
             baseline_worst=label in worst[0],
             cells=[cell(label, position, row) for position, row in enumerate(others)],
         )

@@ -78,7 +78,7 @@ def _weakness(baseline: Row, classes: Sequence[str], *, attacked: bool) -> str:
     kept = "survive" if attacked else "are recognised"
     if baseline.overall.value == 0:
         return f"{baseline.model} holds nothing: no example of any class {'survives' if attacked else 'is recognised'}."
-    weakest = _tied(baseline.by_class, worst)
+    weakest = _tied(baseline.shares, worst)
     names = _names([classes[label] for label in weakest])
     where = f"{names}, where" if len(weakest) == 1 else f"{names}, in each of which"
     share = f"{percent(worst.value)} ({interval(worst.low, worst.high)})"
@@ -99,8 +99,8 @@ def _worst_change(row: Row, baseline: Row, classes: Sequence[str]) -> str:
     before, after = baseline.worst, row.worst
     if before is None or after is None:
         return f"{row.model} has no examples to compare."
-    weakest = _tied(baseline.by_class, before)
-    shared = sorted(set(weakest) & set(_tied(row.by_class, after)))
+    weakest = _tied(baseline.shares, before)
+    shared = sorted(set(weakest) & set(_tied(row.shares, after)))
     if shared:
         still = "still " if len(weakest) == 1 else ""
         return _same_class(row, before, after, shared[0], still + class_name(classes[shared[0]]))
@@ -130,7 +130,7 @@ def _same_class(row: Row, before: Worst, after: Worst, label: int, name: str) ->
 def _other_class(row: Row, baseline: Row, before: Worst, after: Worst) -> str:
     delta = after.value - before.value
     now = f"the weakest class is now {after.name} at {percent(after.value)} ({interval(after.low, after.high)})"
-    then = row.by_class[before.label]
+    then = row.shares[before.label]
     assert then is not None
     change = next((part for part in row.changes if part.label == before.label), None)
     path = f"from {percent(before.value)} to {percent(then)}"

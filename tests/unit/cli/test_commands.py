@@ -1,0 +1,194 @@
+"""The commands as a user runs them: what they print, what they write, how they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import classwise as cw
+from classwise.cli import app
+from classwise.reporting import load_report
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two small trainings with their evaluations."""
+    root = tmp_path_factory.mktemp("runs")
+    for name in ("standard", "madry"):
+        settings = {"epochs": 4, "attack": {"steps": 3}}
+        cw.train(f"digits/{name}", out=root / name, **settings)
+        cw.evaluate(str(root / name), "digits", attacks=["pgd:steps=5"], eps="0.1", out=root / name)
+    return root
+
+
+def invoke(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_train_then_evaluate_then_compare_then_check(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    overrides = ["-o", "epochs=3", "-o", "attack.steps=2", "-o", "policy.eta=0.1"]
+    code, out, _ = invoke("train", "digits/wat", *overrides, "--out", run)
+    assert code == 0
+    assert "best epoch" in out
+    assert f"next: classwise evaluate --model {run} --data digits --eps 0.2 --out {run}" in out
+
+    code, out, _ = invoke("evaluate", "--model", run, "--data", "digits", "--eps", "0.2", "--out", run)
+    assert code == 0
+    assert "digits/test, 697 images, Linf eps = 0.2" in out
+    assert f"page: {run / 'report.html'}" in out
+    report = load_report(run)
+    assert f"{report['pgd'].overall.value:.1f}" in out
+
+    code, out, _ = invoke("compare", run, run, "--out", tmp_path / "c.html")
+    assert code == 0
+    assert (tmp_path / "c.html").read_text().startswith("<!doctype html>")
+    code, out, _ = invoke("check", run, "--min-worst", "0")
+    assert (code, out.startswith("ok")) == (0, True)
+    written = {path.name for path in run.iterdir()}
+    expected = {"run.json", "metrics.jsonl", "checkpoints", "verdicts.parquet", "report.json", "report.html"}
+    assert expected <= written
+
+
+def test_json_answers_are_the_files(runs: Path, tmp_path: Path) -> None:
+    arguments = ["--model", runs / "madry", "--data", "digits", "--attack", "fgsm", "--eps", "0.1", "--per-class", 3]
+    code, out, _ = invoke("evaluate", *arguments, "--out", tmp_path / "e", "--json")
+    assert code == 0
+    assert json.loads(out) == json.loads((tmp_path / "e" / "report.json").read_text())
+    code, out, _ = invoke("compare", runs / "standard", runs / "madry", "--json")
+    answer = json.loads(out)
+    assert answer["models"] == ["standard", "madry"]
+    assert answer["paired"] is True
+    code, out, _ = invoke("train", "digits/standard", "-o", "epochs=1", "--out", tmp_path / "t", "--json")
+    assert json.loads(out)["best_epoch"] == 1
+
+
+def test_check_exit_codes(runs: Path) -> None:
+    worst = load_report(runs / "madry").worst.value
+    assert invoke("check", runs / "madry", "--min-worst", worst)[0] == 0
+    code, out, _ = invoke("check", runs / "madry", "--min-worst", worst + 0.1, "--min-average", "0")
+    assert code == 1
+    assert out.splitlines()[0].startswith("FAILED")
+    assert out.splitlines()[1].startswith("ok")
+    assert invoke("check", runs / "madry", "--max-mcd", "0")[0] == 1
+    assert invoke("check", runs / "madry", "--no-worse-than", runs / "madry")[0] == 0
+    assert invoke("check", runs / "standard", "--no-worse-than", runs / "madry")[0] == 1
+    code, out, _ = invoke("check", runs / "standard", "--no-worse-than", runs / "madry", "--json")
+    assert (code, json.loads(out)["passed"]) == (1, False)
+
+
+@pytest.mark.parametrize("kind", ["attacks", "methods", "models", "datasets", "recipes"])
+def test_list_names_everything_registered(kind: str) -> None:
+    code, out, _ = invoke("list", kind)
+    assert code == 0
+    code, answer, _ = invoke("list", kind, "--json")
+    names = json.loads(answer)
+    assert len(names) >= 3
+    assert all(name in out for name in names)
+
+
+def test_help_of_every_command() -> None:
+    for command in ("demo", "evaluate", "train", "compare", "check", "list"):
+        code, out, _ = invoke(command, "--help")
+        assert code == 0
+        assert "Usage" in out
+
+
+BAD: list[tuple[list[str], str]] = [
+    (["evaluate", "--model", "resnet81", "--data", "digits"], "unknown model 'resnet81': did you mean 'resnet18'?"),
+    (["evaluate", "--model", "{run}", "--data", "digit"], "unknown data set 'digit': did you mean 'digits'?"),
+    (["evaluate", "--model", "{run}", "--data", "digits", "--attack", "pdg"], "did you mean 'pgd'?"),
+    (["evaluate", "--model", "{run}", "--data", "digits", "--attack", "pgd:stepz=3"], "did you mean 'steps'?"),
+    (["evaluate", "--model", "{run}", "--data", "digits", "--eps", "0"], "eps must be a positive number, got 0"),
+    (["evaluate", "--model", "{run}", "--data", "digits", "--eps=-0.1"], "eps must be a positive number, got -0.1"),
+    (["evaluate", "--model", "{run}", "--data", "digits", "--eps", "8"], "did you mean 8/255?"),
+    (["evaluate", "--model", "{run}", "--data", "digits", "--eps", "x"], "eps = 'x' is not a number"),
+    (["evaluate", "--model", "{run}", "--data", "digits", "--norm", "L1"], "unknown norm 'L1'"),
+    (["evaluate", "--model", "{run}", "--data", "digits", "--per-class", "0"], "per_class must be at least 1"),
+    (["evaluate", "--model", "{run}", "--data", "digits", "--split", "tset"], "did you mean 'test'?"),
+    (["evaluate", "--model", "{run}", "--data", "digits", "--batch-size", "0"], "batch_size must be at least 1"),
+    (["evaluate", "--model", "{run}", "--data", "digits", "--device", "tpu9"], "cannot use device tpu9"),
+    (["evaluate", "--model", "{tmp}/none", "--data", "digits"], "none"),
+    (["evaluate", "--model", "{tmp}/none.py:net", "--data", "digits"], "none.py"),
+    (["evaluate", "--model", "{run}", "--data", "folder:{tmp}/none"], "none"),
+    (["evaluate", "--model", "digits-cnn", "--data", "digits"], "weights"),
+    (["evaluate", "--model", "digits-cnn", "--data", "digits", "--weights", "{tmp}/no.safetensors"], "no.safetensors"),
+    (["evaluate", "--model", "digits-cnn", "--data", "digits", "--weights", "{torn}"], "torn.safetensors"),
+    (["evaluate", "--model", "small-cnn", "--data", "digits", "--weights", "{weights}"], "missing"),
+    (["train", "digits/watt"], "unknown recipe 'digits/watt': did you mean 'digits/wat'?"),
+    (["train", "{tmp}/none.toml"], "no such recipe file"),
+    (["train", "digits/wat", "-o", "epoch=3"], "unknown key 'epoch': did you mean 'epochs'?"),
+    (["train", "digits/wat", "-o", "epochs=many"], "epochs = 'many': input should be a valid integer"),
+    (["train", "digits/wat", "-o", "seed"], "expected key=value"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(arguments) for arguments, _ in BAD])
+def test_bad_input_is_one_line_and_exit_2(runs: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    weights = runs / "standard" / "checkpoints" / "best.safetensors"
+    torn = tmp_path / "torn.safetensors"
+    torn.write_bytes(weights.read_bytes()[:-100])
+    places = {"run": runs / "standard", "tmp": tmp_path, "torn": torn, "weights": weights}
+    filled = [argument.format(**places) for argument in arguments]
+    code, out, err = invoke(*filled, "--out", tmp_path / "out")
+    assert code == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1, err
+    assert err.startswith("error: ")
+    assert message in err
+    assert not (tmp_path / "out" / "report.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "{tmp}/none", "{run}"], "no such run directory"),
+        (["compare", "{run}"], "comparing needs at least two reports, got 1"),
+        (["compare", "{tmp}", "{run}"], "holds no report.json: evaluate the model first"),
+        (["check", "{run}"], "nothing to check"),
+        (["check", "{tmp}", "--min-worst", "1"], "holds no report.json"),
+        (["check", "{run}", "--min-worst", "1", "--attack", "pgdd"], "unknown result 'pgdd': did you mean 'pgd'?"),
+    ],
+)
+def test_bad_reports_are_one_line_and_exit_2(runs: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    code, _, err = invoke(*[argument.format(tmp=tmp_path, run=runs / "madry") for argument in arguments])
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1, err
+    assert message in err
+
+
+def test_directory_of_another_run(runs: Path, tmp_path: Path) -> None:
+    code, _, err = invoke("train", "digits/madry", "-o", "epochs=4", "--out", runs / "standard")
+    assert (code, "holds another training" in err) == (2, True)
+    (tmp_path / "thesis.txt").write_text("mine")
+    code, _, err = invoke("train", "digits/madry", "-o", "epochs=1", "--out", tmp_path)
+    assert (code, "is not empty and holds no run (thesis.txt)" in err) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_demo_from_nothing_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole story with short trainings: the page is there, tells of every model, and a second run reuses all."""
+    from classwise.recipes import Recipe, load_recipe
+
+    def short(recipe: str, overrides: dict[str, object] | None = None) -> Recipe:
+        return load_recipe(recipe, {**(overrides or {}), "epochs": 2})
+
+    monkeypatch.setattr("classwise.api.load_recipe", short)
+    code, out, _ = invoke("demo", "--out", tmp_path / "demo")
+    assert code == 0
+    page = tmp_path / "demo" / "index.html"
+    assert f"page: {page.resolve()}" in out
+    text = page.read_text()
+    for name in ("TRADES", "standard", "Madry", "WAT"):
+        assert name in text
+    assert "rho" in text
+    state = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.pt")}
+    assert len(state) == 4
+    assert invoke("demo", "--out", tmp_path / "demo")[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.pt")} == state

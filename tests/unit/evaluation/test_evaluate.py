@@ -1,0 +1,298 @@
+"""Evaluation: true verdicts, resumed verdicts, anybody's model and data, and no invented breaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import classwise as cw
+from classwise.attacks import FGSM, PGD, BallAttack
+from classwise.attacks.base import Forward
+from classwise.data import load_data, to_float
+from classwise.errors import InputError
+from classwise.noise import Noise
+from classwise.progress import Silent
+from classwise.threat import Ball
+from classwise.verdicts import Verdicts
+
+EPS = 0.1
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A quickly trained digits model."""
+    out = tmp_path_factory.mktemp("run") / "standard"
+    cw.train("digits/standard", out=out, epochs=6)
+    return out
+
+
+@pytest.fixture
+def model(run: Path) -> nn.Module:
+    return cw.models.load.load_model(str(run))
+
+
+def pixels() -> tuple[Tensor, Tensor]:
+    data = load_data("digits", split="test")
+    return to_float(data.images), torch.from_numpy(data.labels)
+
+
+def test_report_equals_a_computation_by_hand(model: nn.Module) -> None:
+    x, y = pixels()
+    report = cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS)
+    with torch.no_grad():
+        natural = model(x).argmax(1)
+    attacked = FGSM(eps=EPS)(model, x, y)
+    with torch.no_grad():
+        predicted = torch.where(natural == y, model(attacked).argmax(1), natural)
+    for key, expected in (("natural", natural), ("fgsm", predicted), ("worst-case", predicted)):
+        right = (expected == y).numpy()
+        assert report[key].overall.value == pytest.approx(100 * right.mean(), abs=1e-3)
+        for label in range(10):
+            share = right[y.numpy() == label].mean()
+            assert report[key].by_class[label].value == pytest.approx(100 * share, abs=1e-3)
+            assert report[key].by_class[label].n == int((y == label).sum())
+        matrix = np.zeros((10, 10), dtype=int)
+        np.add.at(matrix, (y.numpy(), expected.numpy()), 1)
+        assert report.confusion[key] == matrix.tolist()
+    assert report.worst.value == min(part.value for part in report["fgsm"].by_class)
+    assert report["fgsm"].overall.value < report["natural"].overall.value
+
+
+def test_batch_size_does_not_change_verdicts(model: nn.Module) -> None:
+    tables = [
+        cw.evaluate(model, "digits", attacks=["pgd:steps=3,restarts=2"], eps=EPS, batch_size=size).verdicts
+        for size in (7, 697)
+    ]
+    assert np.array_equal(tables[0].attacks["pgd"], tables[1].attacks["pgd"])
+
+
+def test_other_seeds_give_other_starts(model: nn.Module) -> None:
+    tables = [
+        cw.evaluate(model, "digits", attacks=["pgd:steps=1,step_size=0.001"], eps=0.3, seed=seed).verdicts
+        for seed in (0, 0, 1)
+    ]
+    assert np.array_equal(tables[0].attacks["pgd"], tables[1].attacks["pgd"])
+    assert not np.array_equal(tables[0].attacks["pgd"], tables[2].attacks["pgd"])
+
+
+@pytest.mark.parametrize("kind", ["pair", "dataset", "loader", "numpy", "spec"])
+def test_any_data_gives_the_same_report(model: nn.Module, kind: str) -> None:
+    x, y = pixels()
+    data = {
+        "pair": (x, y),
+        "numpy": (x.numpy(), y.numpy()),
+        "dataset": TensorDataset(x, y),
+        "loader": DataLoader(TensorDataset(x, y), batch_size=50),
+        "spec": "digits",
+    }[kind]
+    report = cw.evaluate(model, data, attacks=["pgd:steps=2"], eps=EPS)
+    expected = cw.evaluate(model, "digits", attacks=["pgd:steps=2"], eps=EPS)
+    assert np.array_equal(report.verdicts.attacks["pgd"], expected.verdicts.attacks["pgd"])
+    assert [part.value for part in report["pgd"].by_class] == [part.value for part in expected["pgd"].by_class]
+
+
+def test_outputs_with_logits_and_tuples(model: nn.Module) -> None:
+    @dataclass
+    class Output:
+        logits: Tensor
+
+    class Wrapped(nn.Module):
+        def __init__(self, inner: nn.Module, wrap: type) -> None:
+            super().__init__()
+            self.inner, self.wrap = inner, wrap
+
+        def forward(self, x: Tensor) -> object:
+            return Output(self.inner(x)) if self.wrap is Output else (self.inner(x), None)
+
+    expected = cw.evaluate(model, "digits", attacks=["pgd:steps=2"], eps=EPS).verdicts
+    for wrap in (Output, tuple):
+        found = cw.evaluate(Wrapped(model, wrap), "digits", attacks=["pgd:steps=2"], eps=EPS).verdicts
+        assert np.array_equal(found.attacks["pgd"], expected.attacks["pgd"])
+
+
+def test_double_precision_model(model: nn.Module) -> None:
+    report = cw.evaluate(model.double(), "digits", attacks=["pgd:steps=2"], eps=EPS)
+    assert report["pgd"].overall.value < report["natural"].overall.value
+    assert next(model.parameters()).dtype == torch.float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cheat(BallAttack):
+    """Leaves the ball: its own call projects, so the cheat is in the noise it was never given."""
+
+    def perturb(self, forward: Forward, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
+        return 1 - ball.centre
+
+
+class Outside:
+    """Not a ball attack at all: returns images far outside the allowed radius."""
+
+    eps = None
+
+    def within(self, threat: object) -> Outside:
+        return self
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, **_: object) -> Tensor:
+        return torch.where(torch.arange(len(x))[:, None, None, None] % 2 == 0, 1 - x, x * torch.nan)
+
+
+def test_projection_keeps_a_cheating_attack_in_the_ball(model: nn.Module) -> None:
+    x, y = pixels()
+    assert (Cheat(eps=EPS)(model, x, y) - x).abs().max() <= EPS + 1e-6
+
+
+def test_a_break_outside_the_ball_never_counts(model: nn.Module) -> None:
+    report = cw.evaluate(model, "digits", attacks=[Outside()], eps=EPS)  # type: ignore[list-item]
+    assert report["Outside"].overall == report["natural"].overall
+    assert report.attacks["Outside"].rejected == report.attacks["Outside"].attacked > 600
+    assert any("outside the allowed ball" in finding.text for finding in report.sanity.findings)
+
+
+class StopAfter(Silent):
+    def __init__(self, examples: int) -> None:
+        self.left = examples
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self.left -= amount
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+
+def test_interrupted_evaluation_resumes_to_the_same_verdicts(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("classwise.evaluation.evaluate.SAVE_SECONDS", 0.0)
+    settings = {"attacks": ["pgd:steps=2", "pgd:steps=3"], "eps": EPS, "batch_size": 50}
+    whole = cw.evaluate(model, "digits", **settings)
+    assert list(whole.results) == ["natural", "pgd:steps=2", "pgd:steps=3", "worst-case"]
+    for stop in (300, 1000, 1700):
+        out = tmp_path / str(stop)
+        with pytest.raises(KeyboardInterrupt):
+            cw.evaluate(model, "digits", out=out, progress=StopAfter(stop), **settings)
+        partial, _ = Verdicts.load(out / "verdicts.parquet")
+        assert not partial.complete
+        assert not (out / "report.json").exists()
+        decided = {key: partial.predictions(key) != -1 for key in partial.keys}
+        assert sum(int(rows.sum()) for rows in decided.values()) > stop - 300
+        resumed = cw.evaluate(model, "digits", out=out, resume=True, **settings)
+        for key in whole.verdicts.keys:
+            assert np.array_equal(resumed.verdicts.predictions(key), whole.verdicts.predictions(key))
+        assert cw.load_report(out) == resumed
+        again = cw.evaluate(model, "digits", out=out, resume=True, **settings)
+        assert again.attacks == resumed.attacks
+
+
+def test_killed_command_resumes_to_the_same_verdicts(run: Path, tmp_path: Path) -> None:
+    base = [sys.executable, "-m", "classwise", "evaluate", "--model", str(run), "--data", "digits", "--eps", "0.1"]
+    base += ["--attack", "pgd:steps=200", "--batch-size", "20", "--device", "cpu", "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([*base, str(tmp_path / "cut")], env=environment, stderr=subprocess.DEVNULL)
+    table = tmp_path / "cut" / "verdicts.parquet"
+    deadline = time.monotonic() + 120
+    while not table.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    cut, _ = Verdicts.load(table)
+    if (tmp_path / "cut" / "report.json").exists():
+        pytest.skip("the evaluation was over before it could be killed")
+    assert not cut.complete
+    for name, flags in (("cut", ["--resume"]), ("whole", [])):
+        subprocess.run([*base, str(tmp_path / name), *flags], check=True, capture_output=True, env=environment)
+    one, two = (Verdicts.load(tmp_path / name / "verdicts.parquet")[0] for name in ("cut", "whole"))
+    assert np.array_equal(one.attacks["pgd"], two.attacks["pgd"])
+
+
+def test_per_class_takes_the_first_of_each_class_and_keeps_the_indices(model: nn.Module, tmp_path: Path) -> None:
+    report = cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=5, out=tmp_path / "out")
+    labels = load_data("digits", split="test").labels
+    expected = sorted(index for k in range(10) for index in np.flatnonzero(labels == k)[:5])
+    table = pq.read_table(tmp_path / "out" / "verdicts.parquet")
+    assert table.column("index").to_pylist() == expected
+    assert [part.n for part in report["fgsm"].by_class] == [5] * 10
+
+
+def test_absent_class_is_null(model: nn.Module, tmp_path: Path) -> None:
+    x, y = pixels()
+    report = cw.evaluate(model, (x[y != 3], y[y != 3]), attacks=["fgsm"], eps=EPS, out=tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "report.json").read_text())["results"]["fgsm"]["by_class"][3]
+    assert written == {"value": None, "low": None, "high": None, "n": 0, "label": 3, "class": "3"}
+    assert report.worst.label != 3
+
+
+def test_model_keeps_its_mode_and_place(model: nn.Module) -> None:
+    model.train()
+    cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=2)
+    assert model.training
+
+
+def test_eps_is_one_number(model: nn.Module) -> None:
+    report = cw.evaluate(model, "digits", attacks=[PGD(eps="8/255", steps=1)], per_class=2)
+    assert (report.threat.eps_text, report.threat.eps) == ("8/255", 8 / 255)
+    with pytest.raises(InputError, match="different threats"):
+        cw.evaluate(model, "digits", attacks=[PGD(eps="8/255"), FGSM(eps="4/255")])
+    with pytest.raises(InputError, match="give the radius once"):
+        cw.evaluate(model, "digits", attacks=["pgd:eps=0.1"], eps="0.2")
+    flagged = cw.evaluate(model, "digits", attacks=["fgsm"], eps="0.031", per_class=2).sanity.findings
+    assert any("is not 8/255" in finding.text for finding in flagged)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: (x * 255, y), "[0, 1]"),
+        (lambda x, y: (x - 0.5, y), "[0, 1]"),
+        (lambda x, y: (torch.where(x > 0.99, torch.nan, x), y), "NaN"),
+        (lambda x, y: (x, y + 5), "label 14 is out of range: the model has 10 outputs"),
+        (lambda x, y: (x, y - 5), "label"),
+        (lambda x, y: (x.expand(-1, 3, -1, -1), y), "the model cannot take images of 3x8x8"),
+        (lambda x, y: (x[:0], y[:0]), "empty"),
+        (lambda x, y: (x, y[:5]), "labels"),
+    ],
+)
+def test_bad_data_is_one_clear_line(model: nn.Module, change: object, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        cw.evaluate(model, change(*pixels()), attacks=["fgsm"], eps=EPS)  # type: ignore[operator]
+    assert message.lower() in str(caught.value).lower()
+    assert "\n" not in str(caught.value)
+
+
+def test_other_faults_of_a_model(model: nn.Module) -> None:
+    class Hollow(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.full((len(x), 10), torch.nan)
+
+    with pytest.raises(InputError, match="NaN or infinite logits"):
+        cw.evaluate(Hollow(), "digits", attacks=["fgsm"], eps=EPS)
+    with pytest.raises(InputError, match="the model has 7 outputs, but digits has 10 classes"):
+        cw.evaluate(nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), "digits", attacks=["fgsm"], eps=EPS)
+    with pytest.raises(InputError, match="is given twice"):
+        cw.evaluate(model, "digits", attacks=["fgsm", "fgsm"], eps=EPS)
+
+
+def test_a_directory_of_another_run_is_left_alone(model: nn.Module, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=2, out=out)
+    before = (out / "report.json").read_bytes()
+    with pytest.raises(InputError, match=r"already holds this evaluation: add --resume"):
+        cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=2, out=out)
+    with pytest.raises(InputError, match=r"holds another evaluation \(differs in per_class: 2 there, 3 asked\)"):
+        cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=3, out=out, resume=True)
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    with pytest.raises(InputError, match=r"holds another evaluation \(differs in its inputs\)"):
+        cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=2, out=out, resume=True)
+    assert (out / "report.json").read_bytes() == before
