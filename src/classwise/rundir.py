@@ -72,7 +72,9 @@ class RunDirectory:
         contents = self.read()
         present = contents.get(section)
         if present is None:
-            foreign = sorted(p.name for p in self.path.iterdir()) if self.path.exists() else []
+            # Hidden files are temporary ones that a killed process left, or the file manager's.
+            names = [entry.name for entry in self.path.iterdir()] if self.path.exists() else []
+            foreign = sorted(name for name in names if not name.startswith("."))
             if foreign and "run.json" not in foreign:
                 raise InputError(f"{self.path} is not empty and holds no run ({foreign[0]}): choose another --out")
         elif present.get("fingerprint") != fingerprint:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -59,10 +59,18 @@ class Threat:
         """The ball around each image of a batch; ``scale`` (B,) stretches single radii."""
         stretch = x.new_ones(x.shape[0]) if scale is None else scale.to(x)
         stretch = stretch.view(-1, *[1] * (x.dim() - 1))
-        return Ball(x, self.eps * stretch, stretch, self.norm)
+        radius = self.eps * stretch
+        return Ball(
+            centre=x,
+            radius=radius,
+            stretch=stretch,
+            low=(x - radius).clamp_min(0),
+            high=(x + radius).clamp_max(1),
+            norm=self.norm,
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ball:
     """The feasible set of every example of a batch."""
 
@@ -71,11 +79,15 @@ class Ball:
     """(B, 1, 1, 1)."""
     stretch: Tensor
     """(B, 1, 1, 1) radius relative to eps; steps are stretched alike, so the search looks the same in every ball."""
+    low: Tensor
+    high: Tensor
+    """(B, C, H, W) bounds of every pixel: the box, and the box that holds the ball."""
     norm: Norm
 
     def take(self, rows: Tensor) -> Ball:
         """The balls of some examples."""
-        return Ball(self.centre[rows], self.radius[rows], self.stretch[rows], self.norm)
+        names = ("centre", "radius", "stretch", "low", "high")
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
     def project(self, x: Tensor) -> Tensor:
         """The nearest feasible point (Linf), or a feasible point (L2).
@@ -83,17 +95,15 @@ class Ball:
         For L2 the point is scaled onto the ball and then clipped to the box. The centre lies in the box, so
         clipping moves every coordinate towards the centre's side and never leaves the ball.
         """
-        if self.norm == "Linf":
-            x = torch.minimum(torch.maximum(x, self.centre - self.radius), self.centre + self.radius)
-        else:
+        if self.norm == "L2":
             delta = x - self.centre
             x = self.centre + delta * (self.radius / length(delta).clamp_min(1e-12)).clamp_max(1)
-        return x.clamp(0, 1)
+        return x.clamp(self.low, self.high)
 
     def step(self, x: Tensor, gradient: Tensor, size: float) -> Tensor:
         """One step of steepest ascent in this norm, projected back. A zero gradient moves nothing."""
         direction = gradient.sign() if self.norm == "Linf" else unit(gradient)
-        return self.project(x + size * self.stretch * direction)
+        return self.project(torch.addcmul(x, size * self.stretch, direction))
 
     def start(self, how: Start, noise: Noise) -> Tensor:
         """A starting point: uniform in the ball, the centre with a little Gaussian noise, or the centre."""

@@ -233,24 +233,33 @@ def _paired(one: ClassReport, other: ClassReport) -> bool:
     first, second = examples(one), examples(other)
     if first is None or second is None:
         return False
+    for report in (one, other):
+        assert report.verdicts is not None
+        if set(report.results) - {WORST_CASE} - set(report.verdicts.keys):
+            return False  # a table of another evaluation lies beside this report
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _names(reports: Sequence[object], loaded: Sequence[ClassReport]) -> list[str]:
-    """The directory's name, else the model's; made unique by the parent directory or a number."""
-    names = []
+    """The directory's name, else the model's; numbered from the second of a name on."""
+    names: list[str] = []
     for given, report in zip(reports, loaded, strict=True):
         if isinstance(given, ClassReport):
-            names.append(str(report.model.get("name", "model")))
+            name = str(report.model.get("name", "model"))
         else:
             path = Path(str(given)).resolve()
-            names.append((path.parent if path.suffix == ".json" else path).name)
-    return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
+            name = (path.parent if path.suffix == ".json" else path).name
+        number, unique = 1, name
+        while unique in names:
+            number += 1
+            unique = f"{name} ({number})"
+        names.append(unique)
+    return names
 
 
 def _same(what: str, label: str, first: str, second: str) -> None:
     if first != second:
-        raise InputError(f"cannot compare {label!r} with the baseline: its {what} is {second}, not {first}")
+        raise InputError(f"cannot compare {label!r} with the baseline: {what} {second} there, {first} in the baseline")
 
 
 def _settings(report: ClassReport) -> dict[str, str]:

@@ -59,4 +59,4 @@ def _limit(what: str, value: float | None, *, at_least: float | None = None, at_
     if value is None:
         return Check(passed=False, text=f"{what} could not be measured (wanted {sign} {limit:g})")
     passed = value >= limit if at_least is not None else value <= limit
-    return Check(passed=passed, text=f"{what} at {value:.1f} (wanted {sign} {limit:g})")
+    return Check(passed=passed, text=f"{what} at {value:.2f} (wanted {sign} {limit:g})")

@@ -156,7 +156,7 @@ class Sanity(_Part):
 class ClassReport(_Part):
     """The robustness of one model, class by class."""
 
-    schema_: Literal["classwise/report/1"] = Field("classwise/report/1", alias="schema")
+    schema_: Literal["classwise/report/1"] = Field(alias="schema")
     dataset: DatasetInfo
     model: dict[str, Any]
     threat: ThreatInfo
@@ -182,6 +182,7 @@ class ClassReport(_Part):
         keys = [*verdicts.keys, WORST_CASE] if verdicts.attacks else verdicts.keys
         classes = dataset.classes
         report = cls(
+            schema_="classwise/report/1",
             dataset=dataset,
             model=model,
             threat=threat,

@@ -5,7 +5,7 @@ import pytest
 
 from classwise.errors import InputError
 from classwise.reporting import ClassReport, compare
-from classwise.reporting.report import DatasetInfo, ThreatInfo
+from classwise.reporting.report import AttackInfo, DatasetInfo, ThreatInfo
 from classwise.verdicts import Verdicts
 
 CLASSES = ["ant", "bee"]
@@ -131,12 +131,12 @@ def test_only_results_that_all_have_are_compared():
 @pytest.mark.parametrize(
     ("different", "complaint"),
     [
-        ({"dataset": "birds"}, "its data is birds/test, not insects/test"),
-        ({"split": "train"}, "its data is insects/train, not insects/test"),
-        ({"eps": "0.031"}, "its threat is Linf 0.031, not Linf 8/255"),
-        ({"norm": "L2"}, "its threat is L2 8/255, not Linf 8/255"),
-        ({"classes": ["ant", "fly"]}, "ant, fly, not ant, bee"),
-        ({"classes": ["ant", "bee", "fly"]}, "ant, bee, fly, not ant, bee"),
+        ({"dataset": "birds"}, "data birds/test there, insects/test in the baseline"),
+        ({"split": "train"}, "data insects/train there, insects/test in the baseline"),
+        ({"eps": "0.031"}, "threat Linf 0.031 there, Linf 8/255 in the baseline"),
+        ({"norm": "L2"}, "threat L2 8/255 there, Linf 8/255 in the baseline"),
+        ({"classes": ["ant", "fly"]}, "classes ant, fly there, ant, bee in the baseline"),
+        ({"classes": ["ant", "bee", "fly"]}, "classes ant, bee, fly there, ant, bee in the baseline"),
     ],
     ids=["data", "split", "eps", "norm", "classes", "more classes"],
 )
@@ -180,9 +180,9 @@ def test_comparing_needs_two():
 
 
 def test_names_of_reports_are_made_unique():
-    reports = [make_report(BASELINE, name=name) for name in ("net", "other", "net", None)]
+    reports = [make_report(BASELINE, name=name) for name in ("net", "other", "net", None, "net", "net (2)")]
     models = compare(*reports).models
-    assert models == ["net (1)", "other", "net (3)", "model"]
+    assert models == ["net", "other", "net (2)", "model", "net (3)", "net (2) (2)"]
 
 
 def test_runs_are_named_by_their_directories(tmp_path):
@@ -201,3 +201,14 @@ def test_directories_of_one_name_are_told_apart(tmp_path):
     models = compare(tmp_path / "a" / "run", tmp_path / "b" / "run").models
     assert len(set(models)) == 2
     assert all("run" in model for model in models)
+
+
+def test_results_of_different_attacks_are_not_compared():
+    """The same key for another attack is an error; a worst case over other attacks is left out."""
+    one, two = make_report(BASELINE), make_report(METHOD)
+    info = AttackInfo(spec="pgd", settings="PGD(steps=20)", attacked=1, rejected=0, seconds=0.0)
+    other = info.model_copy(update={"settings": "PGD(steps=100)"})
+    with pytest.raises(InputError, match=r"attack pgd PGD\(steps=100\) there, PGD\(steps=20\) in the baseline"):
+        compare(one.model_copy(update={"attacks": {"pgd": info}}), two.model_copy(update={"attacks": {"pgd": other}}))
+    more = two.model_copy(update={"attacks": {"pgd": info, "fgsm": info}})
+    assert list(compare(one.model_copy(update={"attacks": {"pgd": info}}), more).results) == ["natural", "pgd"]

@@ -41,12 +41,12 @@ def report() -> ClassReport:
 @pytest.mark.parametrize(
     ("demand", "passed", "text"),
     [
-        ({"min_worst": 40}, True, "pgd: worst class ant at 40.0 (wanted ≥ 40)"),
-        ({"min_worst": 40.01}, False, "pgd: worst class ant at 40.0 (wanted ≥ 40.01)"),
-        ({"min_average": 60}, True, "pgd: average at 60.0 (wanted ≥ 60)"),
-        ({"min_average": 61}, False, "pgd: average at 60.0 (wanted ≥ 61)"),
-        ({"max_mcd": 30}, True, "pgd: gap between classes at 30.0 (wanted ≤ 30)"),
-        ({"max_mcd": 29.5}, False, "pgd: gap between classes at 30.0 (wanted ≤ 29.5)"),
+        ({"min_worst": 40}, True, "pgd: worst class ant at 40.00 (wanted ≥ 40)"),
+        ({"min_worst": 40.01}, False, "pgd: worst class ant at 40.00 (wanted ≥ 40.01)"),
+        ({"min_average": 60}, True, "pgd: average at 60.00 (wanted ≥ 60)"),
+        ({"min_average": 61}, False, "pgd: average at 60.00 (wanted ≥ 61)"),
+        ({"max_mcd": 30}, True, "pgd: gap between classes at 30.00 (wanted ≤ 30)"),
+        ({"max_mcd": 29.5}, False, "pgd: gap between classes at 30.00 (wanted ≤ 29.5)"),
     ],
 )
 def test_thresholds(report, demand, passed, text):
