@@ -44,7 +44,7 @@ def evaluate(
     split: str = "test",
     classes: Sequence[str] | None = None,
     per_class: int | None = None,
-    batch_size: int = 250,
+    batch_size: int | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
     out: str | Path | None = None,
@@ -76,6 +76,7 @@ def evaluate(
         attacks={key: (spec, attack.within(threat)) for key, spec, attack in zip(keys, specs, built, strict=True)},
         threat=threat,
         model_info=_describe(model, weights),
+        trained_on=None if isinstance(model, nn.Module) else _trained_on(str(model)),
         per_class=per_class,
         batch_size=batch_size,
         seed=seed,
@@ -117,6 +118,7 @@ def train(
         "asked": {**asked, "model": str(Spec.parse(recipe.model))},
         "num_classes": plan.num_classes,
         "in_channels": plan.images.images.shape[1],
+        "data_digest": plan.images.digest(),
     }
     resumed = directory.claim("training", fingerprint, details, resume=resume)
     outcome = fit(plan, directory, progress or Silent(), resume=resumed)
@@ -193,6 +195,13 @@ def _describe(model: nn.Module | str | Path, weights: str | Path | None) -> dict
         return {"name": type(model).__name__}
     name = Path(model).resolve().name if Path(model).is_dir() else str(model)
     return {"name": name, "spec": str(model)} | ({} if weights is None else {"weights": Path(weights).name})
+
+
+def _trained_on(model: str) -> str | None:
+    """The digest of the training images, where the model is a run directory that tells."""
+    directory = Path(model.partition("@")[0])
+    training = RunDirectory(directory).read().get("training", {}) if directory.is_dir() else {}
+    return cast(str | None, training.get("data_digest"))
 
 
 def _common_threat(attacks: Sequence[BallAttack], eps: float | str | None, norm: str) -> Threat:

@@ -45,7 +45,9 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             _complain(f"failed: {error}")
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
-            _complain("interrupted: what was finished is kept; run the same command with --resume to continue")
+            _complain(
+                "interrupted: what was finished is kept; the same command continues it (train, evaluate: with --resume)"
+            )
             raise typer.Exit(130) from None
 
     return run

@@ -10,6 +10,7 @@ import typer
 from classwise.cli import compare as compare_command
 from classwise.cli.console import ConsoleProgress, guarded, say
 from classwise.reporting import Comparison
+from classwise.reporting.comparison import Row
 from classwise.reporting.story import LEVEL, interval, number, p_text, percent, signed
 
 EPS = "0.2"
@@ -56,40 +57,55 @@ def demo(
 
 def story(comparison: Comparison) -> list[str]:
     """What happened, for a stranger: from the numbers, and no further than they carry."""
-    natural = {row.model: row for row in comparison["natural"]}
-    attacked = {row.model: row for row in comparison[comparison.strongest]}
-    standard, madry, trades, wat = (attacked[name] for name in ("standard", "Madry", "TRADES", "WAT"))
-    untouched = sorted(row.overall.value or 0.0 for row in natural.values())
-    assert madry.worst is not None
-    assert trades.worst is not None
-    assert wat.worst is not None
-    saved = next(change for change in madry.changes if change.label == madry.worst.label)
-    lifted = wat.worst.value - trades.worst.value
-    told = wat.worst.corrected.low > trades.worst.corrected.high
-    assert wat.change is not None
-    cost = f"{signed(wat.change.points)} points on average ({p_text(wat.change.p_value)})"
+    untouched = sorted(row.overall.value or 0.0 for row in comparison["natural"])
+    rows = {row.model: row for row in comparison[comparison.strongest]}
+    standard, madry, trades, wat = (rows[name] for name in ("standard", "Madry", "TRADES", "WAT"))
     return [
-        f"Four networks learned to read 8 × 8 digits. On {comparison.dataset.n} test images they get "
-        f"{number(untouched[0])} to {number(untouched[-1])}% right. Then an attacker may change every pixel by up to "
-        f"{EPS} of its range, knowing the network.",
-        f"Standard training collapses: {percent(standard.overall.value)} survive.",
-        f"Adversarial training (Madry) holds {percent(madry.overall.value)}, an average that hides a hole: of the "
-        f"{madry.worst.name}s only {percent(madry.worst.value)} survive ({interval(madry.worst.low, madry.worst.high)}). "
-        "That is the digit an attacker would pick.",
-        f"TRADES reads the {madry.worst.name} at {percent(trades.shares[madry.worst.label])}"
-        + (
-            f", which the data prove ({p_text(saved.p_value)})."
-            if saved.p_value < LEVEL and saved.points < 0
-            else f"; the data cannot tell this from Madry's ({p_text(saved.p_value)})."
-        )
-        + f" Its weakest digit is now {trades.worst.name} at {percent(trades.worst.value)} "
-        f"({interval(trades.worst.low, trades.worst.high)}).",
-        "WAT is TRADES with more weight on classes that do badly in validation. Its weakest digit is "
-        f"{wat.worst.name} at {percent(wat.worst.value)} ({interval(wat.worst.low, wat.worst.high)}): "
-        f"{signed(lifted)} points in the worst class for {cost}; rho = {number(wat.rho, 2)}. "
-        + (
-            "The intervals do not overlap."
-            if told
-            else f"With about {trades.worst.n} images a digit the intervals overlap: this run alone does not prove the gain."
-        ),
+        f"Four networks learned to read 8 × 8 digits and get {number(untouched[0])} to {number(untouched[-1])}% of "
+        f"{comparison.dataset.n} new ones right. Then an attacker who knows the network may change every pixel by up "
+        f"to {EPS} of its range. After standard training {percent(standard.overall.value)} survive.",
+        _hole(madry),
+        _filled(madry, trades),
+        _gained(trades, wat),
     ]
+
+
+def _hole(madry: Row) -> str:
+    worst = madry.worst
+    assert worst is not None
+    return (
+        f"Adversarial training (Madry) holds {percent(madry.overall.value)}, an average that hides a hole: of the "
+        f"{worst.name}s only {percent(worst.value)} survive ({interval(worst.low, worst.high)}). That is the digit an "
+        "attacker would pick."
+    )
+
+
+def _filled(madry: Row, trades: Row) -> str:
+    hole, worst = madry.worst, trades.worst
+    assert hole is not None
+    assert worst is not None
+    # The changes are against TRADES, so what Madry lost there is what TRADES holds.
+    change = next(part for part in madry.changes if part.label == hole.label)
+    told = "the data show the difference" if change.p_value < LEVEL else "the data cannot tell this from no change"
+    held = f"With TRADES {percent(trades.shares[hole.label])} of the {hole.name}s survive"
+    now = "It is still the weakest digit."
+    if worst.label != hole.label:
+        now = f"Its weakest digit is the {worst.name}, at {percent(worst.value)} ({interval(worst.low, worst.high)})."
+    return f"{held}; {told} ({p_text(change.p_value)}). {now}"
+
+
+def _gained(trades: Row, wat: Row) -> str:
+    before, after, change = trades.worst, wat.worst, wat.change
+    assert before is not None
+    assert after is not None
+    assert change is not None
+    apart = after.low > before.high and after.corrected.low > before.corrected.high
+    proof = f"But {before.n} images of a digit leave intervals that overlap: this run alone does not prove the gain."
+    if apart:
+        proof = "The intervals of the two do not overlap."
+    return (
+        "WAT is TRADES with more weight on the classes that do badly in validation. Its weakest digit is the "
+        f"{after.name}, at {percent(after.value)} ({interval(after.low, after.high)}): "
+        f"{signed(after.value - before.value)} points in the worst class and {signed(change.points)} on average, so "
+        f"rho is {signed(wat.rho, 2)}. {proof}"
+    )

@@ -26,7 +26,9 @@ def evaluate(
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="safetensors, or .pt read as weights only.")] = None,
     split: Annotated[str, typer.Option(help="Which part of the data.")] = "test",
-    batch_size: Annotated[int, typer.Option(help="Examples at a time; does not change results.")] = 250,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Examples at a time; does not change results. [default: what fits]")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the attacks' random starts.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ... [default: a GPU where there is one]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,

@@ -48,15 +48,22 @@ def run_evaluation(
     attacks: Mapping[str, tuple[str, Attack]],
     threat: Threat,
     model_info: dict[str, Any],
+    trained_on: str | None,
     per_class: int | None,
-    batch_size: int,
+    batch_size: int | None,
     seed: int,
     directory: RunDirectory | None,
     resume: bool,
     progress: Progress,
 ) -> ClassReport:
-    """Evaluate under every attack. ``attacks`` maps the key in the report to the attack's spec and the attack."""
-    if batch_size < 1:
+    """Evaluate under every attack.
+
+    ``attacks`` maps the key in the report to the attack's spec and the attack; ``trained_on`` is the digest of the
+    images the model was trained on, where that is known.
+    """
+    if batch_size is None:
+        batch_size = fitting_batch(images, device_of(model))
+    elif batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
     num_classes = count_classes(model, images)
     classes = list(images.classes or (str(label) for label in range(num_classes)))
@@ -84,9 +91,12 @@ def run_evaluation(
                 verdicts = saved
 
     work = _Work(model, images, verdicts, threat, batch_size, seed, directory, fingerprint, progress)
-    work.natural()
-    for key, (_, attack) in attacks.items():
-        work.attack(key, attack)
+    try:
+        work.natural()
+        for key, (_, attack) in attacks.items():
+            work.attack(key, attack)
+    finally:
+        work.save()
     attacked = int(verdicts.survived(NATURAL).sum())
     ran = {
         key: AttackInfo(spec=spec, settings=repr(attack), attacked=attacked, **work.effort[key])
@@ -98,14 +108,25 @@ def run_evaluation(
         model={**model_info, "versions": versions(), "hardware": hardware()},
         threat=ThreatInfo(norm=threat.norm, eps=threat.eps, eps_text=threat.text),
         attacks=ran,
-        sanity=inspect(verdicts, threat, {key: info.rejected for key, info in ran.items()}),
+        sanity=inspect(
+            verdicts,
+            threat,
+            rejected={key: info.rejected for key, info in ran.items()},
+            trained_on_these=trained_on == images.digest(),
+        ),
     )
     if directory is not None:
-        work.save()
         report.to_json(directory.report)
         report.to_html(directory.page)
         directory.finish("evaluation")
     return report
+
+
+def fitting_batch(images: ImageSet, device: torch.device) -> int:
+    """A batch that keeps the device busy without filling its memory: about 100 CIFAR images on a CPU, 2000 on a GPU."""
+    pixels = int(np.prod(images.images.shape[1:]))
+    budget = 300_000 if device.type == "cpu" else 6_000_000
+    return max(1, min(2000, budget // pixels))
 
 
 def count_classes(model: nn.Module, images: ImageSet) -> int:

@@ -10,9 +10,14 @@ from classwise.threat import Threat
 from classwise.verdicts import NATURAL, Verdicts
 
 
-def inspect(verdicts: Verdicts, threat: Threat, rejected: Mapping[str, int]) -> Sanity:
+def inspect(
+    verdicts: Verdicts, threat: Threat, *, rejected: Mapping[str, int], trained_on_these: bool = False
+) -> Sanity:
     """Look at a finished evaluation. ``rejected`` counts, per attack, results outside the ball or the box."""
     findings = []
+    if trained_on_these:
+        text = "The model was trained on these very images: the numbers say nothing about new ones."
+        findings.append(Finding(severity="error", text=text))
     for key, count in rejected.items():
         if count:
             text = f"{key} returned {count} images outside the allowed ball or [0, 1]; they do not count as breaks."

@@ -296,3 +296,30 @@ def test_a_directory_of_another_run_is_left_alone(model: nn.Module, tmp_path: Pa
     with pytest.raises(InputError, match=r"holds another evaluation \(differs in its inputs\)"):
         cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=2, out=out, resume=True)
     assert (out / "report.json").read_bytes() == before
+
+
+def test_evaluating_on_the_training_images_is_called_out(run: Path) -> None:
+    settings = {"attacks": ["fgsm"], "eps": EPS, "per_class": 2}
+    found = cw.evaluate(str(run), "digits", split="train", **settings).sanity.findings
+    assert [finding.severity for finding in found] == ["error"]
+    assert "trained on these very images" in found[0].text
+    assert not cw.evaluate(str(run), "digits", **settings).sanity.findings
+
+
+def test_interruption_saves_what_is_decided(model: nn.Module, tmp_path: Path) -> None:
+    """Also between the regular savings."""
+    with pytest.raises(KeyboardInterrupt):
+        cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, batch_size=50, out=tmp_path, progress=StopAfter(900))
+    partial, _ = Verdicts.load(tmp_path / "verdicts.parquet")
+    assert (partial.natural != -1).all()
+    assert 100 < (partial.attacks["fgsm"] != -1).sum() < 500
+
+
+def test_a_given_batch_size_is_checked_and_none_fits_the_images(model: nn.Module) -> None:
+    from classwise.evaluation.evaluate import fitting_batch
+
+    small = load_data("digits", split="test")
+    assert fitting_batch(small, torch.device("cpu")) == 2000
+    large = load_data((np.zeros((1, 3, 32, 32), dtype=np.uint8), np.zeros(1, dtype=np.int64)))
+    assert fitting_batch(large, torch.device("cpu")) == 97
+    assert fitting_batch(large, torch.device("cuda")) == 1953
