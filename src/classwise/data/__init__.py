@@ -1,7 +1,8 @@
 """Images and labels: sources (where they come from), arrays (as kept), batches (as used)."""
 
-from classwise.data.arrays import ImageSet, materialise
+from classwise.data.arrays import ImageSet
 from classwise.data.batches import Batch, Batches, augment, ordered, to_float
+from classwise.data.cache import materialise
 from classwise.data.cards import DATASETS, DatasetCard
 from classwise.data.load import load_data, source_of
 from classwise.data.sources import Digits, Factory, Folder, HubParquet, Source

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from classwise.data.arrays import ImageSet, materialise
+from classwise.data.arrays import ImageSet
+from classwise.data.cache import materialise
 from classwise.data.cards import DATASETS
 from classwise.data.convert import as_image_set
 from classwise.data.sources import Digits, Factory, Folder, HubParquet, Source

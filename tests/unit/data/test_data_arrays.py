@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from classwise.data import ImageSet, arrays, materialise
+from classwise.data import cache as disk
 from classwise.errors import InputError
 
 UINT8 = np.arange(2 * 3 * 2 * 2, dtype=np.uint8).reshape(2, 3, 2, 2)
@@ -227,8 +228,8 @@ def test_a_pickle_in_the_cache_is_not_loaded(cache):
         np.save(file, np.array([object()], dtype=object), allow_pickle=True)
     meta = json.loads((path.parent / "meta.json").read_text())
     del meta["seal"]
-    meta["files"]["labels"] = arrays._measure(path)
-    meta["seal"] = arrays.digest_json(meta)
+    meta["files"]["labels"] = disk._measure(path)
+    meta["seal"] = disk.digest_json(meta)
     (path.parent / "meta.json").write_text(json.dumps(meta))
     assert same(materialise(source))
     assert len(source.reads) == 2
@@ -266,7 +267,7 @@ def test_a_full_disk_leaves_nothing_behind(cache, monkeypatch):
     def full(*args, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(arrays.os, "fsync", full)
+    monkeypatch.setattr(disk.os, "fsync", full)
     assert same(materialise(Fake()))
     assert list(cache.iterdir()) == []
 
@@ -274,16 +275,16 @@ def test_a_full_disk_leaves_nothing_behind(cache, monkeypatch):
 def test_where_the_cache_is(monkeypatch):
     monkeypatch.delenv("CLASSWISE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert arrays.cache_directory() == Path("/xdg/classwise")
+    assert disk.cache_directory() == Path("/xdg/classwise")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
-    assert arrays.cache_directory() == Path("/home/me/.cache/classwise")
+    assert disk.cache_directory() == Path("/home/me/.cache/classwise")
 
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(arrays.Path, "home", homeless)
-    assert arrays.cache_directory() is None
+    monkeypatch.setattr(disk.Path, "home", homeless)
+    assert disk.cache_directory() is None
     assert same(materialise(Fake()))
 
 
