@@ -20,7 +20,7 @@ from classwise.models import MODELS
 from classwise.models.load import load_model
 from classwise.objectives import OBJECTIVES
 from classwise.policies import POLICIES
-from classwise.progress import Progress, Silent
+from classwise.progress import SILENT, Progress
 from classwise.recipes import Recipe, load_recipe
 from classwise.reporting import ClassReport
 from classwise.rundir import RunDirectory, versions
@@ -49,7 +49,7 @@ def evaluate(
     device: str | torch.device | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> ClassReport:
     """Attack a model and report its accuracy class by class.
 
@@ -57,7 +57,7 @@ def evaluate(
     are NCHW in [0, 1]. A module is used where it is; a spec is loaded onto ``device`` (a GPU where there is one).
     With ``out`` the verdicts and the report are kept there, and an interrupted evaluation can be resumed.
     """
-    images = load_data(data, split=split, classes=None if classes is None else tuple(classes))
+    images = load_data(data, split=split, classes=None if classes is None else tuple(classes), progress=progress)
     if isinstance(model, nn.Module):
         loaded = model
         if device is not None and torch.device(device) != device_of(model):
@@ -82,7 +82,7 @@ def evaluate(
         seed=seed,
         directory=None if out is None else RunDirectory(Path(out)),
         resume=resume,
-        progress=progress or Silent(),
+        progress=progress,
     )
 
 
@@ -105,12 +105,12 @@ def train(
     out: str | Path,
     resume: bool = False,
     device: str | torch.device | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     **overrides: Any,
 ) -> Run:
     """Train by a recipe (its name, a path or an object) into a run directory; keywords override its keys."""
     recipe = load_recipe(recipe, overrides)
-    plan = make_plan(recipe, pick_device(device))
+    plan = make_plan(recipe, pick_device(device), progress)
     directory = RunDirectory(Path(out))
     asked = recipe.model_dump()
     fingerprint = digest_json([asked, plan.images.digest(), versions()["classwise"], versions()["torch"]])
@@ -121,19 +121,19 @@ def train(
         "data_digest": plan.images.digest(),
     }
     resumed = directory.claim("training", fingerprint, details, resume=resume)
-    outcome = fit(plan, directory, progress or Silent(), resume=resumed)
+    outcome = fit(plan, directory, progress, resume=resumed)
     directory.finish("training", best_epoch=outcome.best_epoch, best_score=outcome.best_score, rule=plan.select)
     return Run(directory=directory.path, recipe=recipe, outcome=outcome)
 
 
-def make_plan(recipe: Recipe, device: torch.device) -> Plan:
+def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT) -> Plan:
     """Build everything a recipe names, so that whatever is wrong with it is said before anything starts."""
     check_precision(recipe.precision, device)
     objective = make_objective(recipe)
     policy = build("policy", POLICIES, recipe.policy)
     optimizer = build("optimizer", OPTIMIZERS, recipe.optimizer)
     schedule = build("schedule", SCHEDULES, recipe.schedule)
-    images = load_data(recipe.data, split="train")
+    images = load_data(recipe.data, split="train", progress=progress)
     num_classes = len(images.classes) if images.classes is not None else int(images.labels.max()) + 1
     shape = {"num_classes": num_classes, "in_channels": images.images.shape[1]}
     with torch.random.fork_rng(devices=[]):

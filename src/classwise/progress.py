@@ -29,3 +29,6 @@ class Silent(Progress):
 
     def finish(self) -> None:
         pass
+
+
+SILENT = Silent()

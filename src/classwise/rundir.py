@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import classwise
 from classwise.errors import InputError
 from classwise.files import read_json, write_json
 
@@ -107,8 +108,8 @@ class RunDirectory:
 
 def versions() -> dict[str, str]:
     """The software that decides a result."""
-    names = ("classwise", "torch", "numpy", "pillow")
-    found = {"python": platform.python_version()}
+    names = ("torch", "numpy", "pillow")
+    found = {"python": platform.python_version(), "classwise": classwise.__version__}
     for name in names:
         try:
             found[name] = importlib.metadata.version(name)

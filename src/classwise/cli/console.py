@@ -25,7 +25,8 @@ WIDTH = None if sys.stdout.isatty() else 200
 OUT = Console(highlight=False, width=WIDTH)
 ERR = Console(stderr=True, highlight=False)
 LINE_SECONDS = 10.0
-"""Where there is no terminal, a line of progress at most this often."""
+NOTE_SECONDS = 2.0
+"""Where there is no terminal, a line of progress at most this often; sooner where there is something to say."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -119,7 +120,7 @@ class ConsoleProgress(Progress):
             self.bar.update(self.bar.task_ids[0], advance=amount)
             if note:
                 self.bar.update(self.bar.task_ids[0], note=note)
-        elif time.monotonic() - self.spoke > LINE_SECONDS:
+        elif time.monotonic() - self.spoke > (NOTE_SECONDS if note else LINE_SECONDS):
             self.spoke = time.monotonic()
             ERR.print(Text(f"{self.task}: {self.done}/{self.total}  {note}".rstrip()), soft_wrap=True)
 

@@ -17,6 +17,7 @@ import numpy as np
 from classwise.data.arrays import ImageSet
 from classwise.data.sources import Source
 from classwise.files import digest_json
+from classwise.progress import SILENT, Progress
 
 
 def cache_directory() -> Path | None:
@@ -31,7 +32,7 @@ def cache_directory() -> Path | None:
         return None
 
 
-def materialise(source: Source) -> ImageSet:
+def materialise(source: Source, progress: Progress = SILENT) -> ImageSet:
     """A source's images, memory-mapped from the cache, which is filled or mended as needed.
 
     One entry is one directory; it appears whole, by a rename, so that processes may build it side by side.
@@ -40,12 +41,12 @@ def materialise(source: Source) -> ImageSet:
     """
     cache = cache_directory()
     if cache is None:
-        return source.read()
+        return source.read(progress)
     prefix = f"{_slug(source.name)}-{_slug(source.split)}-"
     entry = cache / f"{prefix}{source.fingerprint()}"
     found = _open_entry(entry, source)
     if found is None:
-        built = source.read()
+        built = source.read(progress)
         try:
             _write_entry(entry, built)
             _remove_stale(entry, prefix)

@@ -15,9 +15,12 @@ from classwise.data.convert import as_image_set
 from classwise.data.sources import Digits, Factory, Folder, HubParquet, Source
 from classwise.errors import InputError, unknown
 from classwise.plugins import is_attribute_spec
+from classwise.progress import SILENT, Progress
 
 
-def load_data(data: Any, *, split: str = "test", classes: Sequence[str] | None = None) -> ImageSet:
+def load_data(
+    data: Any, *, split: str = "test", classes: Sequence[str] | None = None, progress: Progress = SILENT
+) -> ImageSet:
     """Read labelled images from wherever they are.
 
     ``data`` is a registered name, ``folder:PATH``, ``package.module:factory``, ``path/to/file.py:factory``,
@@ -28,7 +31,7 @@ def load_data(data: Any, *, split: str = "test", classes: Sequence[str] | None =
     if isinstance(data, str | os.PathLike):
         source = source_of(os.fspath(data) if isinstance(data, str) else f"folder:{os.fspath(data)}", split)
         # The user's own code may do anything at any time, so what it returns is not kept.
-        found = source.read() if isinstance(source, Factory) else materialise(source)
+        found = source.read() if isinstance(source, Factory) else materialise(source, progress)
         return found if classes is None else replace(found, classes=tuple(classes))
     name = "arrays" if isinstance(data, tuple | list) else type(getattr(data, "dataset", data)).__name__
     return as_image_set(data, name=name, split=split, classes=classes)

@@ -24,6 +24,7 @@ from classwise.data.decode import Mode, decode, mode_of, prepare, read_header, u
 from classwise.errors import InputError, unknown
 from classwise.files import digest, digest_json
 from classwise.plugins import load_attribute, one_line
+from classwise.progress import SILENT, Progress
 
 FORMAT = 1
 """Part of every fingerprint: raised when the same files would be read into other arrays than before."""
@@ -51,7 +52,7 @@ class Source(Protocol):
     def fingerprint(self) -> str:
         """Hexadecimal digits that change when the images do; cheap, where that is possible."""
 
-    def read(self) -> ImageSet:
+    def read(self, progress: Progress = SILENT) -> ImageSet:
         """All images."""
 
 
@@ -72,7 +73,7 @@ class Digits:
     def fingerprint(self) -> str:
         return digest_json([FORMAT, self.name, self.split])
 
-    def read(self) -> ImageSet:
+    def read(self, progress: Progress = SILENT) -> ImageSet:
         if self.split not in DATASETS["digits"].splits:
             raise unknown("split of digits", self.split, DATASETS["digits"].splits)
         from sklearn.datasets import load_digits  # slow to import, and not needed once the images are cached
@@ -127,12 +128,13 @@ class HubParquet:
                 return found
         return self._from_hub(self.card.hub)
 
-    def read(self) -> ImageSet:
+    def read(self, progress: Progress = SILENT) -> ImageSet:
         shards = self.shards()
         rows = [_row_count(shard) for shard in shards]
         images = np.empty((sum(rows), len(self.card.mode), *self.card.size), dtype=np.uint8)
         labels = np.empty(sum(rows), dtype=np.int64)
         start = 0
+        progress.start(f"decode {self.name}/{self.split}", len(labels))
         with _decoders() as pool:
             for shard, count in zip(shards, rows, strict=True):
                 end = start
@@ -142,9 +144,11 @@ class HubParquet:
                         break
                     labels[begin:end] = batch_labels
                     _decode_into(images[begin:end], encoded, self.card.mode, pool, f"{shard}: row", begin - start)
+                    progress.advance(len(encoded))
                 start += count
                 if end != start:
                     raise InputError(f"{shard}: {count} rows announced, but not so many there")
+        progress.finish()
         return ImageSet(name=self.name, split=self.split, images=images, labels=labels, classes=self.card.classes)
 
     def _batches(self, shard: Path) -> Iterator[tuple[list[bytes], NDArray[np.int64]]]:
@@ -255,7 +259,7 @@ class Folder:
         entries = [[n, s.st_size, s.st_mtime_ns] for n, s in zip(names, states, strict=True)]
         return digest_json([FORMAT, classes, entries])
 
-    def read(self) -> ImageSet:
+    def read(self, progress: Progress = SILENT) -> ImageSet:
         _, classes, files, labels = self._scan()
         with _decoders() as pool:
             headers = list(pool.map(_header, files))
@@ -268,7 +272,12 @@ class Folder:
                     )
             mode: Mode = "L" if all(found == "L" for _, found in headers) else "RGB"
             images = np.empty((len(files), len(mode), *size), dtype=np.uint8)
-            _decode_into(images, files, mode, pool)
+            progress.start(f"decode {self.name}", len(files))
+            for begin in range(0, len(files), ROWS):
+                part = files[begin : begin + ROWS]
+                _decode_into(images[begin : begin + len(part)], part, mode, pool)
+                progress.advance(len(part))
+            progress.finish()
         return ImageSet(
             name=self.name,
             split=self.split,
@@ -330,7 +339,7 @@ class Factory:
     def fingerprint(self) -> str:
         return self.read().digest()
 
-    def read(self) -> ImageSet:
+    def read(self, progress: Progress = SILENT) -> ImageSet:
         found = load_attribute(self.spec, "data")
         try:
             if callable(found):

@@ -54,7 +54,7 @@ class Recipe(BaseModel):
     schedule: Table = {"name": "constant"}
     augment: Augment = Augment()
     validation_per_class: int = Field(ge=1, description="training images per class held out for validation")
-    ema: Number = Field(0.0, ge=0, lt=1, description="decay of the weight average; 0 switches it off")
+    ema: Number = Field(0.0, ge=0, lt=1, description="decay of the weight average, reached gradually; 0: off")
     clip: Number | None = Field(None, gt=0, description="largest gradient norm")
     precision: Precision = "fp32"
     select: Rule = Field("robust+worst", description="what makes an epoch the best, on validation")

@@ -92,7 +92,22 @@ def _against(row: Row, baseline: Row, classes: Sequence[str]) -> str:
     parts = [_worst_change(row, baseline, classes), _average_change(row, baseline)]
     if row.rho is not None:
         parts.append(f"rho is {signed(row.rho, 2)}.")
-    return " ".join(parts)
+    return " ".join([*parts, *_class_changes(row)])
+
+
+def _class_changes(row: Row) -> list[str]:
+    """The classes whose change the data show: what an average hides."""
+    told = sorted((part for part in row.changes if part.p_value < LEVEL), key=lambda part: -abs(part.points))
+    sides = []
+    for word, side in (
+        ("gains in", [part for part in told if part.points > 0]),
+        ("losses in", [part for part in told if part.points < 0]),
+    ):
+        if side:
+            shown = [f"{class_name(part.name)} ({signed(part.points)})" for part in side[:3]]
+            more = [f"{len(side) - 3} more"] if len(side) > 3 else []
+            sides.append(f"{word} {listing([*shown, *more])}")
+    return [f"By class, the data show {' and '.join(sides)}."] if sides else []
 
 
 def _worst_change(row: Row, baseline: Row, classes: Sequence[str]) -> str:

@@ -11,10 +11,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from classwise.errors import InputError
 from classwise.noise import Randomness
+from classwise.training.averaging import WeightAverage
 from classwise.types import ClassControls, LossTerms, Objective, Policy, reduce
 
 Precision = Literal["fp32", "bf16"]
@@ -28,7 +28,7 @@ class Engine:
     objective: Objective
     policy: Policy
     optimizer: torch.optim.Optimizer
-    average: AveragedModel | None
+    average: WeightAverage | None
     precision: Precision
     clip: float | None
 
@@ -50,13 +50,13 @@ class Engine:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         if self.average is not None:
-            self.average.update_parameters(self.model)
+            self.average.update(self.model)
         return terms, loss.detach()
 
     @property
     def result(self) -> nn.Module:
         """The model a run hands out: the averaged one where weights are averaged."""
-        return self.model if self.average is None else self.average.module
+        return self.model if self.average is None else self.average.model
 
 
 def check_precision(precision: Precision, device: torch.device) -> None:
@@ -69,10 +69,3 @@ def check_precision(precision: Precision, device: torch.device) -> None:
     trial = "import torch; x = torch.ones(64, 64).bfloat16(); torch.nn.functional.linear(x, x)"
     if subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode != 0:
         raise InputError("precision = 'bf16' does not work on this CPU: use 'fp32'")
-
-
-def averaged(model: nn.Module, decay: float) -> AveragedModel | None:
-    """An exponential moving average of weights and batch-norm statistics; None for a decay of zero."""
-    if decay == 0:
-        return None
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)  # type: ignore[no-untyped-call]

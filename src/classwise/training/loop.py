@@ -24,8 +24,9 @@ from classwise.forward import frozen, logits_of
 from classwise.noise import ExampleNoise
 from classwise.progress import Progress
 from classwise.rundir import RunDirectory
+from classwise.training.averaging import WeightAverage
 from classwise.training.checkpoint import load_state, save_state, save_weights
-from classwise.training.engine import Engine, Precision, averaged
+from classwise.training.engine import Engine, Precision
 from classwise.training.history import Record, controls_record, summary, write_history
 from classwise.training.optimizers import OptimizerSettings
 from classwise.training.schedules import Schedule
@@ -107,7 +108,7 @@ class _Training:
             objective=plan.objective,
             policy=plan.policy,
             optimizer=plan.optimizer.build(model.parameters()),
-            average=averaged(model, plan.ema),
+            average=WeightAverage(model, plan.ema) if plan.ema else None,
             precision=plan.precision,
             clip=plan.clip,
         )
@@ -204,7 +205,7 @@ class _Training:
     def validate(self) -> ClassStats:
         """Statistics of the resulting model on the validation split, with the same noise in every epoch.
 
-        Losses are the objective's own, as the policies need them; accuracy under attack is the judge's.
+        Losses are the objective's own, as the policies need them; accuracy under attack is the judge's, in float32.
         """
         plan, model = self.plan, self.engine.result
         stats = ClassStats.zeros(plan.num_classes, plan.device)

@@ -15,6 +15,7 @@ import pytest
 from classwise.data import ImageSet, arrays, materialise
 from classwise.data import cache as disk
 from classwise.errors import InputError
+from classwise.progress import SILENT
 
 UINT8 = np.arange(2 * 3 * 2 * 2, dtype=np.uint8).reshape(2, 3, 2, 2)
 FLOAT = UINT8.astype(np.float32) / 255
@@ -135,7 +136,7 @@ class Fake:
     def fingerprint(self) -> str:
         return self.version
 
-    def read(self) -> ImageSet:
+    def read(self, progress=SILENT) -> ImageSet:
         self.reads.append(1)
         labels = np.array([0, 1])
         return ImageSet(name=self.name, split=self.split, images=UINT8, labels=labels, classes=self.classes)
@@ -292,7 +293,7 @@ def test_threads_that_build_the_same_entry(cache):
     together = threading.Barrier(4)
 
     class Slow(Fake):
-        def read(self) -> ImageSet:
+        def read(self, progress=SILENT) -> ImageSet:
             together.wait(10)
             return super().read()
 
@@ -321,7 +322,7 @@ here = Path(sys.argv[1])
 class Source:
     name, split = "shared", "test"
     def fingerprint(self): return "c0"
-    def read(self):
+    def read(self, progress):
         (here / sys.argv[2]).touch()
         while not all((here / other).exists() for other in "AB"): time.sleep(0.01)
         images = np.arange(4000000, dtype=np.uint8).reshape(100, 1, 200, 200)

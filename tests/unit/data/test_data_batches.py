@@ -182,7 +182,7 @@ def test_memory_mapped_sets_serve_both(make_set):
         def fingerprint(self) -> str:
             return "0"
 
-        def read(self):
+        def read(self, progress):
             return made
 
     mapped = materialise(Source())

@@ -358,7 +358,7 @@ def test_a_clear_gain_is_claimed() -> None:
         "(p < 0.001 on the same 100 examples)."
     )
     assert "The average gains 10.3 points" in change
-    assert change.endswith("rho is +3.72.")
+    assert change.endswith("rho is +3.72. By class, the data show gains in class 1 (+35.0).")
 
 
 def test_without_evidence_nothing_is_claimed() -> None:

@@ -1,0 +1,43 @@
+"""An exponential moving average of weights and batch-norm statistics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class WeightAverage:
+    """w_avg ← d · w_avg + (1 - d) · w after every step, where d grows to ``decay`` as min(decay, t / (t + 9)).
+
+    Without the growth the average consists of the random initial weights for the first epochs, its class statistics
+    are noise, and a policy that adds them up for good never recovers from them.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.decay, self.updates = decay, 0
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the present weights; counters are copied."""
+        share = 1 - min(self.decay, self.updates / (self.updates + 9))
+        self.updates += 1
+        current = model.state_dict()
+        for name, average in self.model.state_dict().items():
+            if average.is_floating_point():
+                average.lerp_(current[name], share)
+            else:
+                average.copy_(current[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+        return {"model": self.model.state_dict(), "updates": self.updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved state."""
+        self.model.load_state_dict(state["model"])
+        self.updates = state["updates"]
