@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "reporting": GROUND | {"metrics", "verdicts"},
     "evaluation": GROUND
     | {"types", "forward", "noise", "threat", "data", "models", "metrics", "verdicts", "rundir", "reporting"},
-    "recipes": GROUND | {"threat", "training"},
+    "recipes": GROUND | {"plugins", "threat", "training"},
 }
 TOP = {"", "__main__", "api", "cli"}
 

@@ -16,8 +16,7 @@ from classwise.errors import InputError
 from classwise.evaluation.evaluate import run_evaluation
 from classwise.files import digest_json
 from classwise.forward import device_of
-from classwise.models import MODELS
-from classwise.models.load import load_model
+from classwise.models.load import build_model, load_model
 from classwise.objectives import OBJECTIVES
 from classwise.policies import POLICIES
 from classwise.progress import SILENT, Progress
@@ -135,10 +134,10 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
     schedule = build("schedule", SCHEDULES, recipe.schedule)
     images = load_data(recipe.data, split="train", progress=progress)
     num_classes = len(images.classes) if images.classes is not None else int(images.labels.max()) + 1
-    shape = {"num_classes": num_classes, "in_channels": images.images.shape[1]}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = build("model", MODELS, {**shape, **recipe.model})
+        asked = str(Spec.parse(recipe.model))
+        model = build_model(asked, num_classes=num_classes, in_channels=images.images.shape[1])
     return Plan(
         name=recipe.name,
         model=model,

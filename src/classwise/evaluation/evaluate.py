@@ -27,7 +27,7 @@ from classwise.evaluation.sanity import inspect
 from classwise.files import digest, digest_json
 from classwise.forward import device_of, dtype_of, frozen, logits_of
 from classwise.metrics.counts import Ints
-from classwise.models.load import digest_model
+from classwise.models.weights import digest_model
 from classwise.noise import ExampleNoise
 from classwise.progress import Progress
 from classwise.reporting import ClassReport

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from classwise.errors import InputError, unknown
+from classwise.plugins import is_attribute_spec
 from classwise.spec import Number, Spec, first_line
 from classwise.threat import Norm, Threat
 from classwise.training.engine import Precision
@@ -41,7 +42,7 @@ class Recipe(BaseModel):
 
     name: str = Field("unnamed", description="what the run is called")
     data: str = Field(description="a data set by name or spec")
-    model: Table = Field(description="a registered architecture")
+    model: Table = Field(description="a registered architecture, or file.py:factory")
     objective: Table = Field(description="what is minimised")
     policy: Table = Field({"name": "uniform"}, description="the class-wise method")
     norm: Norm = "Linf"
@@ -136,6 +137,8 @@ def _read(path: Path) -> Table:
 
 
 def _table(given: Any) -> Table:
+    if isinstance(given, str) and is_attribute_spec(given):
+        return {"name": given}
     spec = Spec.parse(given)
     return {"name": spec.name, **spec.options}
 

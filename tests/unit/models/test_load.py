@@ -16,8 +16,9 @@ from torch import nn
 
 from classwise.errors import InputError
 from classwise.models import MODELS, DigitsCNN, PreActResNet, WideResNet, normalized
-from classwise.models.load import build_model, digest_model, load_model, load_weights, read_weights
+from classwise.models.load import build_model, load_model
 from classwise.models.normalize import NORMALIZATIONS, Normalized
+from classwise.models.weights import digest_model, load_weights, read_weights
 
 REPOSITORY = Path(__file__).parents[3]
 CHECKPOINTS = Path(os.environ.get("CLASSWISE_CHECKPOINTS", REPOSITORY.parent / "shared" / "checkpoints"))

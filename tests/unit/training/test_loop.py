@@ -276,3 +276,25 @@ def test_attack_defaults_are_those_of_the_papers() -> None:
 
     assert Trades().attack == PGD(steps=10, loss="kl", start="gaussian")
     assert Trades().beta == 6
+
+
+def test_trains_the_users_own_model_on_the_users_own_data(tmp_path: Path) -> None:
+    code = """
+import torch
+def net():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+def data(split):
+    random = torch.Generator().manual_seed(len(split))
+    y = torch.arange(90) % 3
+    x = torch.rand(90, 1, 4, 4, generator=random) * 0.5
+    x[torch.arange(90), 0, y, y] += 0.5
+    return x, y
+"""
+    (tmp_path / "mine.py").write_text(code)
+    model, data = f"{tmp_path}/mine.py:net", f"{tmp_path}/mine.py:data"
+    run = cw.train(
+        "digits/madry", out=tmp_path / "run", model=model, data=data, epochs=20, eps="0.05", validation_per_class=5
+    )
+    report = cw.evaluate(str(run.directory), data, attacks=["pgd:steps=3"], eps="0.05")
+    assert report["natural"].overall.value > 80
+    assert len(report["pgd"].by_class) == 3
