@@ -63,7 +63,9 @@ class Recipe(BaseModel):
 
     @field_validator(*SPECS, mode="before")
     @classmethod
-    def _spec(cls, given: Any) -> Any:
+    def _spec(cls, given: Any, info: ValidationInfo) -> Any:
+        if info.field_name == "model" and isinstance(given, str) and is_attribute_spec(given):
+            return {"name": given}
         return _table(given)
 
     @field_validator("eps", mode="before")
@@ -137,8 +139,6 @@ def _read(path: Path) -> Table:
 
 
 def _table(given: Any) -> Table:
-    if isinstance(given, str) and is_attribute_spec(given):
-        return {"name": given}
     spec = Spec.parse(given)
     return {"name": spec.name, **spec.options}
 

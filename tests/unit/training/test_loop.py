@@ -292,9 +292,8 @@ def data(split):
 """
     (tmp_path / "mine.py").write_text(code)
     model, data = f"{tmp_path}/mine.py:net", f"{tmp_path}/mine.py:data"
-    run = cw.train(
-        "digits/madry", out=tmp_path / "run", model=model, data=data, epochs=20, eps="0.05", validation_per_class=5
-    )
+    settings = {"epochs": 20, "eps": "0.05", "validation_per_class": 5, "optimizer": "adam:lr=0.1"}
+    run = cw.train("digits/madry", out=tmp_path / "run", model=model, data=data, **settings)
     report = cw.evaluate(str(run.directory), data, attacks=["pgd:steps=3"], eps="0.05")
     assert report["natural"].overall.value > 80
     assert len(report["pgd"].by_class) == 3
