@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from classwise.cli import compare as compare_command
-from classwise.cli.console import ConsoleProgress, guarded, say
+from classwise.cli.console import ConsoleProgress, guarded, say, say_json
 from classwise.reporting import Comparison
 from classwise.reporting.comparison import Row
 from classwise.reporting.story import LEVEL, interval, number, p_text, percent, signed
@@ -23,6 +23,7 @@ METHODS = {"TRADES": "trades", "standard": "standard", "Madry": "madry", "WAT": 
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for the four runs and the page.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Of training and attacks.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Train four models on digits, attack them, compare them class by class and write the page. Can be resumed."""
     import classwise
@@ -51,6 +52,9 @@ def demo(
     links = {name: f"{recipe}/report.html" for name, recipe in METHODS.items()}
     title = "Which digit would an attacker pick?"
     write_text(page, comparison_page(comparison, title=title, story=story(comparison), links=links))
+    if as_json:
+        say_json(comparison.model_dump(mode="json", by_alias=True))
+        return
     compare_command.show(comparison)
     say(f"\npage: {page.resolve()}")
 
