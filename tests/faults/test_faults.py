@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import classwise as cw
 from classwise.cli import app
+from classwise.training.checkpoint import load_state
 from classwise.verdicts import Verdicts
 
 FACTORY = """
@@ -49,7 +50,7 @@ def evaluate(run: Path, data: str, out: Path) -> tuple[int, str]:
         ("x = x * 255", "[0, 1]"),
         ("x = x - 0.5", "[0, 1]"),
         ("x = x.expand(-1, 3, -1, -1)", "3"),
-        ("x = x[..., :5]", "8x5"),
+        ("x = x[..., :3]", "8x3"),
         ("y = [str(label) for label in y]", "labels"),
         ("y = y[:10]", "10"),
         ("raise RuntimeError('the disk is on fire')", "the disk is on fire"),
@@ -115,8 +116,7 @@ def test_ctrl_c_in_training_loses_nothing(tmp_path: Path) -> None:
     assert ended.returncode == 130
     assert ended.stderr.strip().splitlines()[-1].startswith("interrupted: what was finished is kept")
     assert "Traceback" not in ended.stderr
-    finished = len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    assert 1 <= finished < 40
+    assert 1 <= load_state(tmp_path / "run" / "checkpoints" / "last.pt")["epoch"] < 40
 
 
 def test_ctrl_c_in_evaluation_loses_nothing(run: Path, tmp_path: Path) -> None:
