@@ -42,6 +42,21 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 
 @contextmanager
+def exact(device: torch.device) -> Iterator[None]:
+    """Float32 that is float32: no autocast of the caller's, and no TF32, which keeps ten bits of a product."""
+    flags = [(torch.backends.cudnn, "allow_tf32"), (torch.backends.cuda.matmul, "allow_tf32")]
+    before = [getattr(place, name) for place, name in flags]
+    try:
+        for place, name in flags:
+            setattr(place, name, False)
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for (place, name), value in zip(flags, before, strict=True):
+            setattr(place, name, value)
+
+
+@contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no parameter asking for gradients; every module and flag is given back as it was."""
     modes = [(module, module.training) for module in model.modules()]

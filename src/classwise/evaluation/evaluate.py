@@ -25,7 +25,7 @@ from classwise.data import ImageSet, balanced_subset, ordered
 from classwise.errors import InputError
 from classwise.evaluation.sanity import inspect
 from classwise.files import digest, digest_json
-from classwise.forward import device_of, dtype_of, frozen, logits_of
+from classwise.forward import device_of, dtype_of, exact, frozen, logits_of
 from classwise.metrics.counts import Ints
 from classwise.models.weights import digest_model
 from classwise.noise import ExampleNoise
@@ -214,7 +214,7 @@ class _Work:
         return next(ordered(self.images, self.verdicts.index[rows], len(rows), self.device))
 
     def _predict(self, x: Tensor) -> Ints:
-        with torch.no_grad(), frozen(self.model):
+        with torch.no_grad(), frozen(self.model), exact(self.device):
             logits = logits_of(self.model(x.to(self.dtype)))
         if not bool(logits.isfinite().all()):
             raise InputError("the model answers with NaN or infinite logits: there is no prediction to judge")

@@ -323,3 +323,29 @@ def test_a_given_batch_size_is_checked_and_none_fits_the_images(model: nn.Module
     large = load_data((np.zeros((1, 3, 32, 32), dtype=np.uint8), np.zeros(1, dtype=np.int64)))
     assert fitting_batch(large, torch.device("cpu")) == 97
     assert fitting_batch(large, torch.device("cuda")) == 1953
+
+
+def test_verdicts_are_reached_in_plain_float32(model: nn.Module) -> None:
+    """Whatever the caller's autocast or TF32 settings; and these are given back."""
+    seen = []
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append((torch.is_autocast_enabled("cpu"), torch.backends.cudnn.allow_tf32, torch.is_grad_enabled()))
+            return self.inner(x)
+
+    before = torch.backends.cudnn.allow_tf32
+    with torch.autocast("cpu", torch.float16, enabled=True):
+        report = cw.evaluate(Watched(), "digits", attacks=["fgsm"], eps=EPS, per_class=2)
+        assert torch.is_autocast_enabled("cpu")
+    assert torch.backends.cudnn.allow_tf32 == before
+    natural, attack, verdict = seen[-3:]
+    assert natural == verdict == (False, False, False)
+    assert attack[2]
+    assert np.array_equal(
+        report.verdicts.natural, cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=2).verdicts.natural
+    )
