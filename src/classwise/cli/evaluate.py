@@ -81,10 +81,8 @@ def show(report: ClassReport) -> None:
     )
     say("")
     keys = list(report.results)
-    weakest_first = sorted(
-        range(len(report.dataset.classes)),
-        key=lambda label: (value := report[report.strongest].by_class[label].value) is None or value,
-    )
+    values = [part.value for part in report[report.strongest].by_class]
+    weakest_first = sorted(range(len(values)), key=lambda label: (values[label] is None, values[label] or 0.0))
     table(
         "by class, weakest first",
         ["class", "n", *(f"{key} [95%]" for key in keys)],
