@@ -16,7 +16,7 @@ from classwise.errors import InputError
 from classwise.evaluation.evaluate import run_evaluation
 from classwise.files import digest_json
 from classwise.forward import device_of
-from classwise.models.load import build_model, load_model
+from classwise.models.load import build_model, load_model, run_directory
 from classwise.objectives import OBJECTIVES
 from classwise.policies import POLICIES
 from classwise.progress import SILENT, Progress
@@ -65,6 +65,8 @@ def evaluate(
         known = None if images.classes is None else len(images.classes)
         loaded = load_model(str(model), weights=weights, num_classes=known, in_channels=images.images.shape[1])
         loaded = loaded.to(pick_device(device))
+    found = None if isinstance(model, nn.Module) else run_directory(str(model))
+    run = None if found is None else found[0]
     specs = [attack if isinstance(attack, str) else repr(attack) for attack in attacks]
     built = [build("attack", ATTACKS, attack) if isinstance(attack, str) else attack for attack in attacks]
     threat = _common_threat(built, eps, norm)
@@ -75,11 +77,12 @@ def evaluate(
         attacks={key: (spec, attack.within(threat)) for key, spec, attack in zip(keys, specs, built, strict=True)},
         threat=threat,
         model_info=_describe(model, weights),
-        trained_on=None if isinstance(model, nn.Module) else _trained_on(str(model)),
+        trained_on=None if run is None else RunDirectory(run).read().get("training", {}).get("data_digest"),
         per_class=per_class,
         batch_size=batch_size,
         seed=seed,
         directory=None if out is None else RunDirectory(Path(out)),
+        beside="training" if run is not None and out is not None and run.resolve() == Path(out).resolve() else None,
         resume=resume,
         progress=progress,
     )
@@ -192,15 +195,9 @@ def _describe(model: nn.Module | str | Path, weights: str | Path | None) -> dict
     """What a report says of the model: a short name, and what it was asked for by."""
     if isinstance(model, nn.Module):
         return {"name": type(model).__name__}
-    name = Path(model).resolve().name if Path(model).is_dir() else str(model)
+    found = run_directory(str(model))
+    name = str(model) if found is None else "@".join([found[0].resolve().name, *filter(None, found[1:])])
     return {"name": name, "spec": str(model)} | ({} if weights is None else {"weights": Path(weights).name})
-
-
-def _trained_on(model: str) -> str | None:
-    """The digest of the training images, where the model is a run directory that tells."""
-    directory = Path(model.partition("@")[0])
-    training = RunDirectory(directory).read().get("training", {}) if directory.is_dir() else {}
-    return cast(str | None, training.get("data_digest"))
 
 
 def _common_threat(attacks: Sequence[BallAttack], eps: float | str | None, norm: str) -> Threat:

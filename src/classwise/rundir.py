@@ -13,7 +13,7 @@ import platform
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import classwise
 from classwise.errors import InputError
@@ -21,6 +21,7 @@ from classwise.files import read_json, write_json
 
 SCHEMA = "classwise/run/1"
 Section = Literal["training", "evaluation"]
+SECTIONS: tuple[Section, ...] = get_args(Section)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +64,28 @@ class RunDirectory:
             raise InputError(f"{file} is not the record of a run: expected an object, got {contents!r:.40}")
         return contents
 
-    def claim(self, section: Section, fingerprint: str, details: dict[str, Any], *, resume: bool) -> bool:
+    def claim(
+        self,
+        section: Section,
+        fingerprint: str,
+        details: dict[str, Any],
+        *,
+        resume: bool,
+        beside: Section | None = None,
+    ) -> bool:
         """Take the directory for a run. True where an earlier try of the same run left something to resume.
 
-        A directory that holds another run, or this one without ``resume``, is an error and stays untouched.
+        A directory that holds another run, or this one without ``resume``, is an error and stays untouched. What
+        lies there already of the section ``beside`` belongs to this run.
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file, not a directory")
         contents = self.read()
         present = contents.get(section)
         if present is None:
+            for other in SECTIONS:
+                if other in contents and other != beside:
+                    raise InputError(f"{self.path} holds the {other} of another run: choose another --out")
             # Hidden files are temporary ones that a killed process left, or the file manager's.
             names = [entry.name for entry in self.path.iterdir()] if self.path.exists() else []
             foreign = sorted(name for name in names if not name.startswith("."))

@@ -138,3 +138,12 @@ def test_ctrl_c_in_evaluation_loses_nothing(run: Path, tmp_path: Path) -> None:
     table, _ = Verdicts.load(tmp_path / "out" / "verdicts.parquet")
     assert len(table) == 697
     assert not table.complete
+
+
+def test_output_that_cannot_be_written(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, err = evaluate(run, "digits", tmp_path / "file" / "out")
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert "file" in err
+    code, err = evaluate(run, "digits", tmp_path / "file")
+    assert (code, "is a file, not a directory" in err) == (2, True)

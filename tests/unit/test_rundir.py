@@ -12,8 +12,8 @@ from classwise.rundir import RunDirectory, hardware, versions
 ASKED = {"data": "digits/test", "threat": "Linf 8/255", "model": {"name": "net", "width": 8}}
 
 
-def claim(path, fingerprint="f1", asked=ASKED, *, section="training", resume=False) -> bool:
-    return RunDirectory(path).claim(section, fingerprint, {"asked": asked}, resume=resume)
+def claim(path, fingerprint="f1", asked=ASKED, *, section="training", resume=False, beside=None) -> bool:
+    return RunDirectory(path).claim(section, fingerprint, {"asked": asked}, resume=resume, beside=beside)
 
 
 def refused(path, *args, **kwargs) -> str:
@@ -89,7 +89,8 @@ def test_an_evaluation_beside_its_training(run):
     claim(run)
     RunDirectory(run).checkpoints.mkdir()
     training = read(run)["training"]
-    assert claim(run, "e1", section="evaluation") is False
+    assert "the training of another run" in refused(run, "e1", section="evaluation")
+    assert claim(run, "e1", section="evaluation", beside="training") is False
     assert claim(run, "e1", section="evaluation", resume=True) is True
     assert read(run)["training"] == training
     assert read(run)["evaluation"]["fingerprint"] == "e1"
@@ -121,7 +122,7 @@ def test_a_damaged_record(run, content):
 
 def test_finish_adds_to_its_section(run):
     claim(run)
-    claim(run, "e1", section="evaluation")
+    claim(run, "e1", section="evaluation", beside="training")
     before = read(run)
     RunDirectory(run).finish("training", best_epoch=3)
     after = read(run)

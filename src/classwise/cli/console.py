@@ -42,6 +42,9 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         except InputError as error:
             _complain(f"error: {error}")
             raise typer.Exit(2) from None
+        except OSError as error:
+            _complain(f"error: {error.filename or 'the system'}: {error.strerror or error}")
+            raise typer.Exit(2) from None
         except Diverged as error:
             _complain(f"failed: {error}")
             raise typer.Exit(1) from None

@@ -32,7 +32,7 @@ from classwise.noise import ExampleNoise
 from classwise.progress import Progress
 from classwise.reporting import ClassReport
 from classwise.reporting.report import AttackInfo, DatasetInfo, ThreatInfo
-from classwise.rundir import RunDirectory, hardware, versions
+from classwise.rundir import RunDirectory, Section, hardware, versions
 from classwise.threat import Threat
 from classwise.types import Attack
 from classwise.verdicts import NATURAL, PENDING, Verdicts
@@ -53,13 +53,15 @@ def run_evaluation(
     batch_size: int | None,
     seed: int,
     directory: RunDirectory | None,
+    beside: Section | None,
     resume: bool,
     progress: Progress,
 ) -> ClassReport:
     """Evaluate under every attack.
 
     ``attacks`` maps the key in the report to the attack's spec and the attack; ``trained_on`` is the digest of the
-    images the model was trained on, where that is known.
+    images the model was trained on, where that is known; ``beside`` allows a directory that holds the model's own
+    training.
     """
     if batch_size is None:
         batch_size = fitting_batch(images, device_of(model))
@@ -85,7 +87,8 @@ def run_evaluation(
             "seed": seed,
         }
         fingerprint = digest_json([asked, images.digest(), digest_model(model)])
-        if directory.claim("evaluation", fingerprint, {"asked": asked}, resume=resume) and directory.verdicts.exists():
+        claimed = directory.claim("evaluation", fingerprint, {"asked": asked}, resume=resume, beside=beside)
+        if claimed and directory.verdicts.exists():
             saved, mark = Verdicts.load(directory.verdicts)
             if mark == fingerprint:
                 verdicts = saved

@@ -41,7 +41,7 @@ def load_model(
     checkpoint. ``num_classes`` and ``in_channels`` are what the data has; a factory of the user's is not
     told them.
     """
-    run = _run_directory(spec)
+    run = run_directory(spec)
     if run is not None:
         folder, which = run
         if weights is not None and which is not None:
@@ -99,7 +99,7 @@ def _build_registered(spec: str, **wanted: int | None) -> nn.Module:
         raise InputError(f"model {spec!r} cannot be built: {one_line(error, 120)}") from error
 
 
-def _run_directory(spec: str) -> tuple[Path, str | None] | None:
+def run_directory(spec: str) -> tuple[Path, str | None] | None:
     """The folder and the checkpoint that a spec names, where it names a directory."""
     if not spec or _registered(spec):
         return None

@@ -349,3 +349,16 @@ def test_verdicts_are_reached_in_plain_float32(model: nn.Module) -> None:
     assert np.array_equal(
         report.verdicts.natural, cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=2).verdicts.natural
     )
+
+
+def test_a_directory_holds_one_model(run: Path, model: nn.Module, tmp_path: Path) -> None:
+    """Beside a training only its own model is evaluated, and nothing is trained beside an evaluation."""
+    settings = {"attacks": ["fgsm"], "eps": EPS, "per_class": 1}
+    with pytest.raises(InputError, match="holds the training of another run"):
+        cw.evaluate(model, "digits", out=run, **settings)
+    cw.evaluate(f"{run}@last", "digits", out=run, **settings)
+    assert cw.load_report(run).model["name"] == "standard@last"
+    cw.evaluate(model, "digits", out=tmp_path, **settings)
+    with pytest.raises(InputError, match="holds the evaluation of another run"):
+        cw.train("digits/standard", out=tmp_path, epochs=1)
+    assert not (tmp_path / "checkpoints").exists()
