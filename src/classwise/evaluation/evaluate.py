@@ -69,29 +69,23 @@ def run_evaluation(
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
     num_classes = count_classes(model, images)
     classes = list(images.classes or (str(label) for label in range(num_classes)))
-    index = np.arange(len(images))
-    if per_class is not None:
-        if per_class < 1:
-            raise InputError(f"per_class must be at least 1, got {per_class}")
-        index = balanced_subset(images.labels, per_class, num_classes)
+    index = choose_examples(images, per_class, num_classes)
     verdicts = Verdicts.pending(index, np.asarray(images.labels[index]), list(attacks))
-
-    fingerprint = ""
+    asked = {
+        "data": f"{images.name}/{images.split}",
+        "attacks": {key: repr(attack) for key, (_, attack) in attacks.items()},
+        "threat": f"{threat.norm} {threat.text}",
+        "per_class": per_class,
+        "seed": seed,
+    }
+    # The model counts by its weights, not by the path or the name it came under.
+    fingerprint = digest_json([asked, images.digest(), digest_model(model)])
     if directory is not None:
-        asked = {
-            "data": f"{images.name}/{images.split}",
-            "model": model_info,
-            "attacks": {key: repr(attack) for key, (_, attack) in attacks.items()},
-            "threat": f"{threat.norm} {threat.text}",
-            "per_class": per_class,
-            "seed": seed,
-        }
-        fingerprint = digest_json([asked, images.digest(), digest_model(model)])
-        claimed = directory.claim("evaluation", fingerprint, {"asked": asked}, resume=resume, beside=beside)
+        details = {"asked": {**asked, "model": model_info}}
+        claimed = directory.claim("evaluation", fingerprint, details, resume=resume, beside=beside)
         if claimed and directory.verdicts.exists():
             saved, mark = Verdicts.load(directory.verdicts)
-            if mark == fingerprint:
-                verdicts = saved
+            verdicts = saved if mark == fingerprint else verdicts
 
     work = _Work(model, images, verdicts, threat, batch_size, seed, directory, fingerprint, progress)
     try:
@@ -115,7 +109,7 @@ def run_evaluation(
             verdicts,
             threat,
             rejected={key: info.rejected for key, info in ran.items()},
-            trained_on_these=trained_on == images.digest(),
+            trained_on_these=trained_on is not None and trained_on == images.digest(),
         ),
     )
     if directory is not None:
@@ -123,6 +117,15 @@ def run_evaluation(
         report.to_html(directory.page)
         directory.finish("evaluation")
     return report
+
+
+def choose_examples(images: ImageSet, per_class: int | None, num_classes: int) -> Ints:
+    """All examples, or the first so many of each class."""
+    if per_class is None:
+        return np.arange(len(images))
+    if per_class < 1:
+        raise InputError(f"per_class must be at least 1, got {per_class}")
+    return balanced_subset(images.labels, per_class, num_classes)
 
 
 def fitting_batch(images: ImageSet, device: torch.device) -> int:
