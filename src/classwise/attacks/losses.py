@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from classwise.attacks.base import Forward
@@ -18,16 +17,17 @@ Loss = Callable[[Tensor], Tensor]
 """Logits (B, K) to losses (B,)."""
 
 
-def cross_entropy(y: Tensor) -> Loss:
-    """-log p_y, written as softplus(logsumexp of the other logits - z_y).
+def log_odds(y: Tensor) -> Loss:
+    """log (1 - p_y) / p_y: cross-entropy for an attacker.
 
-    The same number as the usual form, with a gradient that stays right for confident models: where p_y rounds to
-    one (a margin of 17 in float32), the usual form loses the gradient of the true logit and with it the direction.
+    It rises and falls with -log p_y example by example, so every step takes the direction of cross-entropy's
+    gradient, but it never goes flat: where p_y rounds to one (a margin of 17 in float32), cross-entropy loses the
+    gradient of the true logit, and at a margin of 100 the rest of it.
     """
 
     def loss(logits: Tensor) -> Tensor:
         others = logits.scatter(1, y[:, None], -torch.inf).logsumexp(1)
-        return F.softplus(others - logits.gather(1, y[:, None]).squeeze(1))
+        return others - logits.gather(1, y[:, None]).squeeze(1)
 
     return loss
 
@@ -51,7 +51,7 @@ def divergence(reference: Tensor) -> Loss:
 def make_loss(name: LossName, forward: Forward, clean: Tensor, y: Tensor) -> Loss:
     """The named loss for these images and labels."""
     if name == "ce":
-        return cross_entropy(y)
+        return log_odds(y)
     if name == "margin":
         return margin(y)
     with torch.no_grad():

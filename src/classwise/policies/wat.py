@@ -8,6 +8,7 @@ Deviations
   one in every epoch. The authors' code also multiplies the average expert by K, which makes the effective loss
   scale drift with the weights, and uses a scale of two in the first epoch.
 * The validation losses are exact class means; the authors divide by the padded size of the last batch.
+* Which iterate is kept is the recipe's ``select``; the paper's rule is ``worst-loss``.
 * The cumulated losses are part of the saved state; the authors' resume forgets them.
 """
 
@@ -49,10 +50,11 @@ class WAT(Policy):
         by_class = val.loss / val.n.clamp_min(1)
         average = val.loss.sum() / val.n.sum().clamp_min(1)
         self.cost = self.cost + torch.cat([by_class, average[None]])
-        weights = torch.softmax(self.eta * self.cost, 0)
         share = train.n / train.n.sum()
-        # A class absent from training has no example to carry its weight.
-        by_example = ((weights[:-1] / share).nan_to_num(posinf=0.0) + weights[-1]).float()
+        # A class absent from training has no example to carry a weight, so its expert has no say.
+        silent = torch.cat([share == 0, torch.tensor([False])])
+        weights = torch.softmax((self.eta * self.cost).masked_fill(silent, -torch.inf), 0)
+        by_example = ((weights[:-1] / share).nan_to_num() + weights[-1]).float()
         return replace(ClassControls.uniform(len(share)), weight_nat=by_example, weight_adv=by_example)
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers, tied ones once."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 class WeightAverage:
@@ -26,8 +32,8 @@ class WeightAverage:
         """Take in the present weights; counters are copied."""
         share = 1 - min(self.decay, self.updates / (self.updates + 9))
         self.updates += 1
-        current = model.state_dict()
-        for name, average in self.model.state_dict().items():
+        current = dict(_tensors(model))
+        for name, average in _tensors(self.model):
             if average.is_floating_point():
                 average.lerp_(current[name], share)
             else:

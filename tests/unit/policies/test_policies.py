@@ -111,4 +111,5 @@ def test_a_class_without_examples_does_no_harm(policy: Policy) -> None:
     controls = policy.on_epoch_end(stats([1.0, 0.0, 1.0], [10, 0, 10]), stats([1.0, 0.0, 2.0], [5, 0, 5]), 1)
     if controls is not None:
         assert controls.weight_nat.isfinite().all()
+        assert (controls.weight_nat * torch.tensor([10, 0, 10])).sum().item() / 20 == pytest.approx(1.0)
         assert controls.weight_nat[2] > controls.weight_nat[0]

@@ -48,3 +48,17 @@ def test_saved_state_continues_where_it_stopped() -> None:
     assert torch.equal(whole.model.weight, second.model.weight)
     assert not second.model.training
     assert not second.model.weight.requires_grad
+
+
+def test_tied_weights_count_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.one = nn.Linear(1, 1, bias=False)
+            nn.init.constant_(self.one.weight, value)
+            self.two = self.one
+
+    average = WeightAverage(Tied(0.0), 0.5)
+    average.update(Tied(1.0))
+    average.update(Tied(2.0))
+    assert average.model.two.weight.item() == pytest.approx(0.1 * 1 + 0.9 * 2)
