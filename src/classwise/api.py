@@ -12,7 +12,7 @@ from torch import nn
 
 from classwise.attacks import ATTACKS, BallAttack
 from classwise.data import load_data
-from classwise.errors import InputError
+from classwise.errors import InputError, one_line
 from classwise.evaluation.evaluate import run_evaluation
 from classwise.files import digest_json
 from classwise.forward import device_of
@@ -38,7 +38,7 @@ def evaluate(
     *,
     attacks: Sequence[str | BallAttack] = ("pgd",),
     eps: float | str | None = None,
-    norm: str = "Linf",
+    norm: str | None = None,
     weights: str | Path | None = None,
     split: str = "test",
     classes: Sequence[str] | None = None,
@@ -59,7 +59,9 @@ def evaluate(
     images = load_data(data, split=split, classes=None if classes is None else tuple(classes), progress=progress)
     if isinstance(model, nn.Module):
         loaded = model
-        if device is not None and torch.device(device) != device_of(model):
+        if weights is not None:
+            raise InputError("weights go with a model spec; a module in memory has its own")
+        if device is not None and not _same_device(torch.device(device), device_of(model)):
             raise InputError(f"the model is on {device_of(model)}, not {device}: move it yourself, or pass a spec")
     else:
         known = None if images.classes is None else len(images.classes)
@@ -67,9 +69,14 @@ def evaluate(
         loaded = loaded.to(pick_device(device))
     found = None if isinstance(model, nn.Module) else run_directory(str(model))
     run = None if found is None else found[0]
+    attacks = [attacks] if isinstance(attacks, str) else list(attacks)
+    for attack in attacks:
+        if not isinstance(attack, str) and (isinstance(attack, type) or not hasattr(attack, "within")):
+            raise InputError(f"{attack!r} is not an attack: expected a spec like 'pgd:steps=20' or PGD(steps=20)")
     specs = [attack if isinstance(attack, str) else repr(attack) for attack in attacks]
     built = [build("attack", ATTACKS, attack) if isinstance(attack, str) else attack for attack in attacks]
     threat = _common_threat(built, eps, norm)
+    directory = None if out is None else RunDirectory(Path(out).expanduser())
     keys = _attack_keys(specs, built)
     return run_evaluation(
         loaded,
@@ -81,8 +88,8 @@ def evaluate(
         per_class=per_class,
         batch_size=batch_size,
         seed=seed,
-        directory=None if out is None else RunDirectory(Path(out)),
-        beside="training" if run is not None and out is not None and run.resolve() == Path(out).resolve() else None,
+        directory=directory,
+        beside="training" if run and directory and run.resolve() == directory.path.resolve() else None,
         resume=resume,
         progress=progress,
     )
@@ -113,7 +120,7 @@ def train(
     """Train by a recipe (its name, a path or an object) into a run directory; keywords override its keys."""
     recipe = load_recipe(recipe, overrides)
     plan = make_plan(recipe, pick_device(device), progress)
-    directory = RunDirectory(Path(out))
+    directory = RunDirectory(Path(out).expanduser())
     asked = recipe.model_dump()
     fingerprint = digest_json([asked, plan.images.digest(), versions()["classwise"], versions()["torch"]])
     details = {
@@ -185,9 +192,9 @@ def pick_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"cannot use device {device!s}: {str(error).splitlines()[0]}") from None
+        torch.empty(1, device=chosen).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"cannot use device {device!s}: {one_line(error, 120)}") from None
     return chosen
 
 
@@ -200,15 +207,19 @@ def _describe(model: nn.Module | str | Path, weights: str | Path | None) -> dict
     return {"name": name, "spec": str(model)} | ({} if weights is None else {"weights": Path(weights).name})
 
 
-def _common_threat(attacks: Sequence[BallAttack], eps: float | str | None, norm: str) -> Threat:
-    """The one radius of an evaluation: the one given, else the one the attacks bring, else 8/255."""
-    if eps is not None:
-        return Threat.parse(eps, norm)
-    brought = {attack.threat for attack in attacks if attack.eps is not None}
-    if len(brought) > 1:
-        texts = sorted(f"{threat.norm} {threat.text}" for threat in brought)
-        raise InputError(f"the attacks ask for different threats ({', '.join(texts)}): evaluate them one by one")
-    return brought.pop() if brought else Threat.parse("8/255", norm)
+def _common_threat(attacks: Sequence[BallAttack], eps: float | str | None, norm: str | None) -> Threat:
+    """The one threat of an evaluation: what is given, else what the attacks bring, else Linf 8/255."""
+    chosen = []
+    for what, given, default in (("eps", eps, "8/255"), ("norm", norm, "Linf")):
+        brought = sorted({str(own) for attack in attacks if (own := getattr(attack, what)) is not None})
+        if given is None and len(brought) > 1:
+            raise InputError(f"the attacks ask for different {what} ({', '.join(brought)}): evaluate them one by one")
+        chosen.append(given if given is not None else next(iter(brought), default))
+    return Threat.parse(chosen[0], str(chosen[1]))
+
+
+def _same_device(wanted: torch.device, actual: torch.device) -> bool:
+    return wanted.type == actual.type and wanted.index in (None, actual.index)
 
 
 def _attack_keys(specs: Sequence[str], attacks: Sequence[BallAttack]) -> list[str]:

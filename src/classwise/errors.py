@@ -24,3 +24,15 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> InputError:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return InputError(f"unknown {kind} {name!r}: {hint}(known: {', '.join(known) or 'none'})")
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """An exception as a single line.
+
+    >>> one_line(ValueError("first\\n  second"))
+    'ValueError: first second'
+    """
+    text = " ".join(str(error).split())
+    if len(text) > limit:
+        text = text[:limit].rstrip() + " ..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

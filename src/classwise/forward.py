@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from classwise.errors import InputError
+from classwise.errors import InputError, one_line
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a model returned: a tensor, an object with ``.logits``, or the first of a tuple.
+    """The logits in what a model returned: a tensor, ``.logits``, ``["logits"]``, or the first of a tuple.
 
     Half precision is widened to float32: losses and comparisons of bfloat16 logits tie and round.
     """
     if isinstance(output, tuple | list) and output:
         output = output[0]
-    logits = getattr(output, "logits", output)
+    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(output).__name__
         raise InputError(f"the model returned {shape}; expected logits of shape (batch, classes)")
@@ -42,25 +42,61 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 
 @contextmanager
-def exact(device: torch.device) -> Iterator[None]:
-    """Float32 that is float32: no autocast of the caller's, and no TF32, which keeps ten bits of a product."""
-    flags = [(torch.backends.cudnn, "allow_tf32"), (torch.backends.cuda.matmul, "allow_tf32")]
-    before = [getattr(place, name) for place, name in flags]
+def blamed_on_the_model(where: str) -> Iterator[None]:
+    """Whatever a stranger's model raises becomes one line."""
     try:
-        for place, name in flags:
-            setattr(place, name, False)
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"the model fails {where}: {one_line(error, 160)}") from error
+
+
+def count_outputs(model: nn.Module, x: Tensor) -> int:
+    """How many logits a model gives for these images, which it must take and pass a gradient back to."""
+    shape = "x".join(str(size) for size in x.shape[1:])
+    with (
+        blamed_on_the_model(f"on images of {shape} (channels x height x width)"),
+        torch.enable_grad(),
+        frozen(model),
+    ):
+        x = x.detach().to(dtype_of(model)).requires_grad_()
+        logits = logits_of(model(x))
+        if len(logits) != len(x):
+            raise InputError(f"the model gives {len(logits)} answers for {len(x)} images")
+        torch.autograd.grad(logits.sum(), x, allow_unused=True)
+    return int(logits.shape[1])
+
+
+@contextmanager
+def exact(device: torch.device) -> Iterator[None]:
+    """Float32 that is float32: no autocast of the caller's, and on a GPU no TF32, which keeps ten bits of a product."""
+    switches = _tf32_switches() if device.type == "cuda" else []
+    before = [getattr(place, name) for place, name, _ in switches]
+    try:
+        for place, name, strict in switches:
+            setattr(place, name, strict)
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        for (place, name), value in zip(flags, before, strict=True):
+        for (place, name, _), value in zip(switches, before, strict=True):
             setattr(place, name, value)
+
+
+def _tf32_switches() -> list[tuple[Any, str, Any]]:
+    """Where TF32 is switched off, and how. Newer versions of torch refuse a mixture with the older flags."""
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        places = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+        return [(place, "fp32_precision", "ieee") for place in places]
+    return [(torch.backends.cudnn, "allow_tf32", False), (torch.backends.cuda.matmul, "allow_tf32", False)]
 
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no parameter asking for gradients; every module and flag is given back as it was."""
+    """Evaluation mode, no parameter asking for gradients; modes, flags and buffers are given back as they were."""
     modes = [(module, module.training) for module in model.modules()]
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers()]
     try:
         for module, training in modes:
             if training:
@@ -74,3 +110,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
             module.training = training
         for parameter, needed in flags:
             parameter.requires_grad_(needed)
+        with torch.no_grad():
+            for buffer, version, value in buffers:
+                if buffer._version != version:  # a model may count or remember in its own forward pass
+                    buffer.copy_(value)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from classwise.errors import InputError
+from classwise.errors import InputError, one_line
 from classwise.files import digest
 
 
@@ -60,18 +60,6 @@ def call_attribute(spec: str, kind: str) -> Any:
         raise InputError(f"{kind} {spec!r}: expected a function or class, found {type(factory).__name__}")
     with _blamed(f"{kind} {spec!r}: calling it failed"):
         return factory()
-
-
-def one_line(error: BaseException, limit: int = 300) -> str:
-    """An exception as a single line.
-
-    >>> one_line(ValueError("first\\n  second"))
-    'ValueError: first second'
-    """
-    text = " ".join(str(error).split())
-    if len(text) > limit:
-        text = text[:limit].rstrip() + " ..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _run_file(path: Path, owner: str) -> ModuleType:

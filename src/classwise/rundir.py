@@ -62,6 +62,9 @@ class RunDirectory:
         contents = read_json(file)
         if not isinstance(contents, dict):
             raise InputError(f"{file} is not the record of a run: expected an object, got {contents!r:.40}")
+        for section in SECTIONS:
+            if not isinstance(contents.get(section, {}), dict):
+                raise InputError(f"{file} is not the record of a run: {section} is {contents[section]!r:.40}")
         return contents
 
     def claim(

@@ -99,12 +99,17 @@ def convert(owner: str, factory: Callable[..., Any], options: Mapping[str, Any])
         if key not in parameters:
             raise unknown(f"setting of {owner}:", key, parameters)
         try:
-            converted[key] = TypeAdapter(parameters[key]).validate_python(value)
+            converted[key] = _adapter(parameters[key]).validate_python(value)
         except ValidationError as error:
             raise InputError(f"{owner}: {key} = {value!r}: {first_line(error)}") from None
         if isinstance(converted[key], float) and not math.isfinite(converted[key]):
             raise InputError(f"{owner}: {key} = {value!r}: should be a finite number")
     return converted
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint)
 
 
 @cache

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from classwise.errors import InputError
+from classwise.errors import InputError, one_line
 from classwise.files import atomic
 from classwise.metrics.counts import Ints
 
@@ -124,6 +124,6 @@ class Verdicts:
         except FileNotFoundError:
             raise InputError(f"no such file: {path}") from None
         except (pa.ArrowInvalid, OSError, KeyError, TypeError, ValueError) as error:
-            reason = f"column {error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
+            reason = f"column {error} is missing" if isinstance(error, KeyError) else one_line(error, 160)
             raise InputError(f"{path} is not a table of verdicts: {reason}") from None
         return verdicts, metadata.get(b"classwise.fingerprint", b"").decode()

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from classwise.errors import InputError
-from classwise.plugins import call_attribute, is_attribute_spec, load_attribute, one_line
+from classwise.errors import InputError, one_line
+from classwise.plugins import call_attribute, is_attribute_spec, load_attribute
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Self, final
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from classwise.errors import InputError
 from classwise.forward import device_of, dtype_of, frozen, logits_of
 from classwise.noise import ExampleNoise, Noise, Randomness, SharedNoise
+from classwise.spec import convert
 from classwise.threat import Ball, Norm, Threat
 
 Forward = Callable[[Tensor], Tensor]
@@ -32,26 +33,30 @@ class BallAttack(ABC):
 
     eps: float | str | None = None
     """Radius, a number or a fraction like 8/255. May be left to the evaluation or the recipe."""
-    norm: Norm = "Linf"
+    norm: Norm | None = None
+    """Likewise; Linf where nobody says otherwise."""
 
     def __post_init__(self) -> None:
+        given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        for name, value in convert(type(self).__name__, type(self), given).items():
+            object.__setattr__(self, name, value)
         if self.eps is not None:
-            Threat.parse(self.eps, self.norm)
+            Threat.parse(self.eps, self.norm or "Linf")
 
     @property
     def threat(self) -> Threat:
         """The ball this attack searches."""
         if self.eps is None:
             raise InputError(f"{type(self).__name__} has no radius: give it eps, for example eps='8/255'")
-        return Threat.parse(self.eps, self.norm)
+        return Threat.parse(self.eps, self.norm or "Linf")
 
     def within(self, threat: Threat) -> Self:
-        """The same attack, limited to this threat. A radius of its own must be the same."""
-        if self.eps is not None and self.threat != threat:
-            raise InputError(
-                f"{type(self).__name__} asks for {self.norm} eps = {self.eps}, but the evaluation is for "
-                f"{threat.norm} eps = {threat.text}: give the radius once"
-            )
+        """The same attack, limited to this threat. A norm or radius of its own must be the same."""
+        for what, own, wanted in (("norm", self.norm, threat.norm), ("eps", self.eps, threat.text)):
+            if own is not None and str(own) != wanted:
+                raise InputError(
+                    f"{type(self).__name__} asks for {what} = {own}, elsewhere it is {wanted}: give it once"
+                )
         return replace(self, eps=threat.text, norm=threat.norm)
 
     @final

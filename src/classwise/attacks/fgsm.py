@@ -11,6 +11,7 @@ from torch import Tensor
 
 from classwise.attacks.base import BallAttack, Forward
 from classwise.attacks.pgd import PGD
+from classwise.errors import InputError
 from classwise.noise import Noise
 from classwise.spec import Number
 from classwise.threat import Ball, Start
@@ -23,6 +24,11 @@ class FGSM(BallAttack):
     step_size: Number | None = None
     """eps if not given."""
     start: Start = "zero"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.step_size is not None and self.step_size <= 0:
+            raise InputError(f"step_size must be positive, got {self.step_size}")
 
     def perturb(self, forward: Forward, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
         step_size = self.step_size if self.step_size is not None else self.threat.eps

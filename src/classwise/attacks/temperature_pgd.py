@@ -31,8 +31,8 @@ class TemperaturePGD(BallAttack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inv_t <= 0:
-            raise InputError(f"inv_t must be positive, got {self.inv_t}")
+        if not 0 < self.inv_t <= 1e6:
+            raise InputError(f"inv_t must be positive and at most 1e6, got {self.inv_t}")
         self._pgd()
 
     def _pgd(self) -> PGD:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from typing import Annotated
+
 import typer
 
+import classwise
 from classwise.cli import check, compare, demo, evaluate, list_, train
+from classwise.cli.console import say
 
 app = typer.Typer(
     name="classwise",
@@ -22,6 +28,22 @@ app.command("check")(check.check)
 app.command("list")(list_.list_)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        say(f"classwise {classwise.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    pass
+
+
 def main() -> None:
     """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an odd sign is better than no result
     app()

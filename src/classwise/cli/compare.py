@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from classwise.cli.console import estimate, guarded, number, say, say_json, table
+from classwise.errors import InputError
 from classwise.reporting import Comparison
 from classwise.reporting import compare as compare_reports
 from classwise.reporting.story import comparison_sentences
@@ -20,6 +21,8 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Compare runs with the first of them: average, worst class, CV, MCD, rho, paired tests."""
+    if out is not None and out.is_dir():
+        raise InputError(f"{out} is a directory: --out names the page's file")
     comparison = compare_reports(*runs)
     if out is not None:
         comparison.to_html(out)

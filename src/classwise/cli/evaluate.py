@@ -19,8 +19,10 @@ def evaluate(
     attack: Annotated[
         list[str] | None, typer.Option(help="As name or name:key=value,...; may be repeated. [default: pgd]")
     ] = None,
-    eps: Annotated[str, typer.Option(help="Radius, as 8/255 or 0.03.")] = "8/255",
-    norm: Annotated[str, typer.Option(help="Linf or L2.")] = "Linf",
+    eps: Annotated[
+        str | None, typer.Option(help="Radius, as 0.03 or 8/255. [default: the attack's, else 8/255]")
+    ] = None,
+    norm: Annotated[str | None, typer.Option(help="Linf or L2. [default: the attack's, else Linf]")] = None,
     per_class: Annotated[
         int | None, typer.Option(help="Use the first N examples of each class. [default: all]")
     ] = None,

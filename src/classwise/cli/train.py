@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -23,15 +24,14 @@ def train(
 ) -> None:
     """Train a model by a recipe. Statistics and the best epoch come from a validation split, never from test data."""
     import classwise
-    from classwise.recipes import parse_overrides
+    from classwise.recipes import load_recipe, parse_overrides
 
     run = classwise.train(
-        recipe,
+        load_recipe(recipe, parse_overrides(override or [])),
         out=out,
         device=device,
         resume=resume,
         progress=ConsoleProgress(),
-        **parse_overrides(override or []),
     )
     best = run.outcome.history[run.outcome.best_epoch - 1]["validation"]
     if as_json:
@@ -44,5 +44,6 @@ def train(
         f"{number(best['natural']['overall'])}, under attack {number(robust['overall'])}, worst class "
         f"{robust['worst']['label']} at {number(robust['worst']['value'])}"
     )
-    radius = "" if run.recipe.eps == "8/255" else f" --eps {run.recipe.eps}"
-    say(f"next: classwise evaluate --model {out} --data {run.recipe.data}{radius} --out {out}")
+    following = ["classwise", "evaluate", "--model", str(out), "--data", run.recipe.data, "--eps", run.recipe.eps]
+    following += [] if run.recipe.norm == "Linf" else ["--norm", run.recipe.norm]
+    say(f"next: {shlex.join([*following, '--out', str(out)])}")

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from classwise.errors import InputError
-from classwise.plugins import one_line
+from classwise.errors import InputError, one_line
 
 Mode = Literal["L", "RGB"]
 

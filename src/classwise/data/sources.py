@@ -21,9 +21,9 @@ from classwise.data.arrays import ImageSet
 from classwise.data.cards import DATASETS, DatasetCard
 from classwise.data.convert import as_image_set
 from classwise.data.decode import Mode, decode, mode_of, prepare, read_header, undecodable
-from classwise.errors import InputError, unknown
+from classwise.errors import InputError, one_line, unknown
 from classwise.files import digest, digest_json
-from classwise.plugins import load_attribute, one_line
+from classwise.plugins import load_attribute
 from classwise.progress import SILENT, Progress
 
 FORMAT = 1

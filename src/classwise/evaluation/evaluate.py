@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from classwise.data import ImageSet, balanced_subset, ordered
 from classwise.errors import InputError
-from classwise.evaluation.sanity import inspect
+from classwise.evaluation.sanity import blind_spots, inspect
 from classwise.files import digest, digest_json
-from classwise.forward import device_of, dtype_of, exact, frozen, logits_of
+from classwise.forward import blamed_on_the_model, count_outputs, device_of, dtype_of, exact, frozen, logits_of
 from classwise.metrics.counts import Ints
 from classwise.models.weights import digest_model
 from classwise.noise import ExampleNoise
@@ -37,6 +37,8 @@ from classwise.threat import Threat
 from classwise.types import Attack
 from classwise.verdicts import NATURAL, PENDING, Verdicts
 
+PROBE = 100
+"""Examples looked at to tell models of the same weights apart, and for gradients that lead nowhere."""
 SAVE_SECONDS = 5.0
 """How much work an evaluation may lose when it is killed."""
 
@@ -78,8 +80,10 @@ def run_evaluation(
         "per_class": per_class,
         "seed": seed,
     }
-    # The model counts by its weights, not by the path or the name it came under.
-    fingerprint = digest_json([asked, images.digest(), digest_model(model)])
+    # The model counts by its weights and by what it says, not by the path or the name it came under.
+    answers = predict(model, next(ordered(images, index[:PROBE], PROBE, device_of(model)))[0]).tolist()
+    identity = [digest_model(model), answers, versions()["classwise"], versions()["torch"]]
+    fingerprint = digest_json([asked, images.digest(), identity])
     if directory is not None:
         details = {"asked": {**asked, "model": model_info}}
         claimed = directory.claim("evaluation", fingerprint, details, resume=resume, beside=beside)
@@ -101,7 +105,9 @@ def run_evaluation(
     }
     report = ClassReport.from_verdicts(
         verdicts,
-        dataset=DatasetInfo(name=images.name, split=images.split, n=len(verdicts), classes=classes),
+        dataset=DatasetInfo(
+            name=images.name, split=images.split, n=len(verdicts), classes=classes, digest=images.digest()
+        ),
         model={**model_info, "versions": versions(), "hardware": hardware()},
         threat=ThreatInfo(norm=threat.norm, eps=threat.eps, eps_text=threat.text),
         attacks=ran,
@@ -109,6 +115,7 @@ def run_evaluation(
             verdicts,
             threat,
             rejected={key: info.rejected for key, info in ran.items()},
+            blind=blind_spots(model, *work.sample(PROBE)) if attacks else (0, 0),
             trained_on_these=trained_on is not None and trained_on == images.digest(),
         ),
     )
@@ -137,19 +144,22 @@ def fitting_batch(images: ImageSet, device: torch.device) -> int:
 
 def count_classes(model: nn.Module, images: ImageSet) -> int:
     """How many classes there are, after making sure that the model and the data speak of the same ones."""
-    example = next(ordered(images, np.zeros(1, dtype=np.int64), 1, device_of(model)))[0]
-    try:
-        with torch.no_grad(), frozen(model):
-            outputs = logits_of(model(example.to(dtype_of(model)))).shape[1]
-    except (RuntimeError, TypeError, ValueError) as error:
-        shape = "x".join(str(size) for size in example.shape[1:])
-        reason = str(error).splitlines()[0]
-        raise InputError(f"the model cannot take images of {shape} (channels x height x width): {reason}") from None
+    first = np.arange(min(2, len(images)))
+    outputs = count_outputs(model, next(ordered(images, first, len(first), device_of(model)))[0])
     if images.classes is not None and outputs != len(images.classes):
         raise InputError(f"the model has {outputs} outputs, but {images.name} has {len(images.classes)} classes")
     if (largest := int(images.labels.max())) >= outputs:
         raise InputError(f"label {largest} is out of range: the model has {outputs} outputs")
-    return int(outputs)
+    return outputs
+
+
+def predict(model: nn.Module, x: Tensor) -> Ints:
+    """The labels a model gives to images, in plain float32 and evaluation mode."""
+    with blamed_on_the_model("on clean or attacked images"), torch.no_grad(), frozen(model), exact(x.device):
+        logits = logits_of(model(x.to(dtype_of(model))))
+    if not bool(logits.isfinite().all()):
+        raise InputError("the model answers with NaN or infinite logits: there is no prediction to judge")
+    return np.asarray(logits.argmax(1).cpu())
 
 
 class _Work:
@@ -170,7 +180,7 @@ class _Work:
         self.model, self.images, self.verdicts, self.threat = model, images, verdicts, threat
         self.batch_size, self.seed, self.progress = batch_size, seed, progress
         self.directory, self.fingerprint = directory, fingerprint
-        self.device, self.dtype = device_of(model), dtype_of(model)
+        self.device = device_of(model)
         self.saved = time.monotonic()
         earlier = {} if directory is None else directory.read()["evaluation"].get("effort", {})
         self.effort: dict[str, dict[str, Any]] = {
@@ -183,7 +193,7 @@ class _Work:
         self.progress.start(NATURAL, len(self.verdicts), len(self.verdicts) - len(rows))
         for batch in self._batches(rows):
             x, _, _ = self._images(batch)
-            self.verdicts.natural[batch] = self._predict(x)
+            self.verdicts.natural[batch] = predict(self.model, x)
             self._done(len(batch))
         self.progress.finish()
 
@@ -198,13 +208,20 @@ class _Work:
         for batch in self._batches(rows):
             began = time.perf_counter()
             x, y, index = self._images(batch)
-            x_adv = attack(self.model, x, y, generator=ExampleNoise(stream, index))
+            with blamed_on_the_model(f"under {key}"):
+                x_adv = attack(self.model, x, y, generator=ExampleNoise(stream, index))
             inside = self.threat.ball(x).contains(x_adv)
-            column[batch] = self._predict(torch.where(inside[:, None, None, None], x_adv, x))
+            column[batch] = predict(self.model, torch.where(inside[:, None, None, None], x_adv, x))
             effort["rejected"] += int((~inside).sum())
             effort["seconds"] = round(effort["seconds"] + time.perf_counter() - began, 3)
             self._done(len(batch))
         self.progress.finish()
+
+    def sample(self, size: int) -> tuple[Tensor, Tensor]:
+        """Some of the examples that the attacks had to work on."""
+        rows = np.flatnonzero(self.verdicts.survived(NATURAL))
+        x, y, _ = self._images(rows[np.linspace(0, max(len(rows) - 1, 0), min(size, len(rows)), dtype=int)])
+        return x, y
 
     def save(self) -> None:
         """Put what is decided on disk."""
@@ -218,13 +235,6 @@ class _Work:
 
     def _images(self, rows: Ints) -> tuple[Tensor, Tensor, Tensor]:
         return next(ordered(self.images, self.verdicts.index[rows], len(rows), self.device))
-
-    def _predict(self, x: Tensor) -> Ints:
-        with torch.no_grad(), frozen(self.model), exact(self.device):
-            logits = logits_of(self.model(x.to(self.dtype)))
-        if not bool(logits.isfinite().all()):
-            raise InputError("the model answers with NaN or infinite logits: there is no prediction to judge")
-        return logits.argmax(1).cpu().numpy()
 
     def _done(self, amount: int) -> None:
         self.progress.advance(amount)

@@ -5,15 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
+import torch
+from torch import Tensor, nn
+
+from classwise.forward import dtype_of, frozen, logits_of
 from classwise.reporting.report import Finding, Sanity
 from classwise.threat import Threat
 from classwise.verdicts import NATURAL, Verdicts
 
 
 def inspect(
-    verdicts: Verdicts, threat: Threat, *, rejected: Mapping[str, int], trained_on_these: bool = False
+    verdicts: Verdicts,
+    threat: Threat,
+    *,
+    rejected: Mapping[str, int],
+    blind: tuple[int, int],
+    trained_on_these: bool = False,
 ) -> Sanity:
-    """Look at a finished evaluation. ``rejected`` counts, per attack, results outside the ball or the box."""
+    """Look at a finished evaluation.
+
+    ``rejected`` counts, per attack, results outside the ball or the box; ``blind`` images without a usable gradient,
+    and the images that were asked.
+    """
     findings = []
     if trained_on_these:
         text = "The model was trained on these very images: the numbers say nothing about new ones."
@@ -22,6 +35,12 @@ def inspect(
         if count:
             text = f"{key} returned {count} images outside the allowed ball or [0, 1]; they do not count as breaks."
             findings.append(Finding(severity="warning", text=text))
+    if blind[0]:
+        text = (
+            f"At {blind[0]} of {blind[1]} clean images the gradient is zero or not finite: gradient attacks see "
+            "nothing there, and that such images survive is no evidence of robustness."
+        )
+        findings.append(Finding(severity="warning", text=text))
     if (near := nearby_fraction(threat)) is not None:
         text = f"eps = {threat.text} is not {near}: results for the two are not comparable to the last digit."
         findings.append(Finding(severity="info", text=text))
@@ -29,6 +48,19 @@ def inspect(
         text = "No example survived: the radius may be too large to tell one model or class from another."
         findings.append(Finding(severity="info", text=text))
     return Sanity(findings=findings)
+
+
+def blind_spots(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int]:
+    """How many images have a gradient of the true logit that is zero or not finite, and how many were asked."""
+    if not len(x):
+        return 0, 0
+    with torch.enable_grad(), frozen(model):
+        x = x.detach().to(dtype_of(model)).requires_grad_()
+        logits = logits_of(model(x))
+        (gradient,) = torch.autograd.grad(logits.gather(1, y[:, None]).sum(), x)
+    flat = gradient.flatten(1)
+    blind = (flat == 0).all(1) | ~flat.isfinite().all(1)
+    return int(blind.sum()), len(x)
 
 
 def nearby_fraction(threat: Threat) -> str | None:

@@ -55,8 +55,9 @@ def worst_class(
     The smallest of K noisy values lies below the smallest true value on average. A parametric bootstrap tells by
     how much: redraw every class from a binomial, compare the redrawn minimum with the minimum redrawn from. The
     measured rates are too spread out to redraw from, because they carry the noise once already, so their spread
-    is first shrunk by the share of variance that noise explains. Wilson's interval of the worst class is then
-    moved by the estimated bias. None where no class has examples.
+    is first shrunk by the share of variance that noise explains. The estimate moves up by the bias, though not
+    above the mean of the classes, and so does the upper end of Wilson's interval; its lower end stays, because
+    near zero the bias is known worse than the value. None where no class has examples.
     """
     count, total = np.asarray(correct, dtype=np.int64), np.asarray(n, dtype=np.int64)
     present = np.flatnonzero(total)
@@ -74,13 +75,13 @@ def worst_class(
     redrawn = np.random.default_rng(seed).binomial(total, rates, size=(draws, rates.size)) / total
     # Against the redrawn value of the weakest class, not its rate: the same on average, with far less noise.
     bias = float(np.mean(redrawn.min(axis=1) - redrawn[:, rates.argmin()]))
-    corrected, corrected_low, corrected_high = np.clip([share[worst] - bias, low - bias, high - bias], 0, 1)
+    corrected = min(float(share[worst]) - bias, float(share.mean()))
     return WorstClass(
         label=int(present[worst]),
         value=float(share[worst]),
         low=float(low),
         high=float(high),
-        corrected=float(corrected),
-        corrected_low=float(corrected_low),
-        corrected_high=float(corrected_high),
+        corrected=corrected,
+        corrected_low=float(low),
+        corrected_high=min(float(high) - bias, 1.0),
     )

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from torch import nn
 
-from classwise.errors import InputError, unknown
+from classwise.errors import InputError, one_line, unknown
 from classwise.files import read_json
 from classwise.models import MODELS
 from classwise.models.weights import SUFFIXES, load_weights
-from classwise.plugins import call_attribute, is_attribute_spec, one_line
+from classwise.plugins import call_attribute, is_attribute_spec
 from classwise.spec import Spec, convert
 
 NOT_YET = {

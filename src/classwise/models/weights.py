@@ -19,10 +19,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from classwise.errors import InputError
+from classwise.errors import InputError, one_line
 from classwise.files import digest
 from classwise.models.normalize import NORMALIZATIONS, Normalize
-from classwise.plugins import one_line
 
 WRAPPERS = (
     "state_dict",

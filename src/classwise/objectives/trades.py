@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from classwise.attacks import PGD
 from classwise.attacks.losses import divergence
+from classwise.errors import InputError
 from classwise.forward import logits_of
 from classwise.noise import Randomness
 from classwise.spec import Number
@@ -27,6 +28,10 @@ class Trades(Objective):
 
     beta: Number = 6.0
     attack: PGD = PGD(steps=10, loss="kl", start="gaussian")
+
+    def __post_init__(self) -> None:
+        if self.beta < 0:
+            raise InputError(f"beta must not be negative, got {self.beta}")
 
     def __call__(
         self,

@@ -59,7 +59,7 @@ class Recipe(BaseModel):
     clip: Number | None = Field(None, gt=0, description="largest gradient norm")
     precision: Precision = "fp32"
     select: Rule = Field("robust+worst", description="what makes an epoch the best, on validation")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
 
     @field_validator(*SPECS, mode="before")
     @classmethod

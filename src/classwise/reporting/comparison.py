@@ -26,7 +26,7 @@ from classwise.reporting.report import (
     _Part,
     load_report,
 )
-from classwise.verdicts import WORST_CASE
+from classwise.verdicts import NATURAL, WORST_CASE
 
 
 class Change(_Part):
@@ -135,7 +135,14 @@ def compare(*reports: ClassReport | str | Path, names: Sequence[str] | None = No
         _same("data", label, _dataset(baseline), _dataset(report))
         _same("classes", label, ", ".join(baseline.dataset.classes), ", ".join(report.dataset.classes))
         _same("threat", label, _threat(baseline), _threat(report))
-    keys = [key for key in baseline.results if all(_comparable(key, baseline, report) for report in loaded)]
+    keys = [key for key in baseline.results if all(key in report.results for report in loaded)]
+    for label, report in zip(labels[1:], loaded[1:], strict=True):
+        for key in set(keys) & set(baseline.attacks) & set(report.attacks):
+            _same(f"attack {key}", label, _settings(baseline)[key], _settings(report)[key])
+        if WORST_CASE in keys and _settings(report) != _settings(baseline):
+            keys.remove(WORST_CASE)  # over other attacks it means something else
+    if keys == [NATURAL] and all(report.attacks for report in loaded):
+        raise InputError(f"cannot compare {', '.join(labels)}: they have no attack in common")
     paired = [_paired(baseline, report) for report in loaded]
     return Comparison(
         dataset=baseline.dataset,
@@ -150,15 +157,6 @@ def compare(*reports: ClassReport | str | Path, names: Sequence[str] | None = No
             for key in keys
         },
     )
-
-
-def _comparable(key: str, one: ClassReport, other: ClassReport) -> bool:
-    """Whether a result means the same in both: there in both, and of the same attacks (for worst-case, of all)."""
-    if key == WORST_CASE:
-        return _settings(one) == _settings(other) and key in other.results
-    if key in one.attacks and key in other.attacks:
-        _same(f"attack {key}", str(other.model.get("name", "a report")), *(_settings(r)[key] for r in (one, other)))
-    return key in other.results
 
 
 def _row(key: str, model: str, report: ClassReport, baseline: ClassReport | None, paired: bool) -> Row:
@@ -230,6 +228,8 @@ def _paired(one: ClassReport, other: ClassReport) -> bool:
     def examples(report: ClassReport) -> tuple[Ints, Ints] | None:
         return None if report.verdicts is None else (report.verdicts.index, report.verdicts.label)
 
+    if one.dataset.digest != other.dataset.digest:
+        return False
     first, second = examples(one), examples(other)
     if first is None or second is None:
         return False

@@ -24,6 +24,9 @@ def thresholds(
 ) -> list[Check]:
     """Measured values against limits, in percent. A value that could not be measured fails."""
     result = report[key]
+    for limit in (min_worst, min_average, max_mcd):
+        if limit is not None and not 0 <= limit <= 100:
+            raise InputError(f"a limit is a percentage from 0 to 100, got {limit}")
     checks = []
     if min_worst is not None:
         worst = result.worst
@@ -41,6 +44,8 @@ def no_worse_than(comparison: Comparison, key: str, alpha: float) -> list[Check]
 
     The exact McNemar test on the same examples, for the classes corrected by Holm, at error rate ``alpha`` each.
     """
+    if not 0 < alpha < 1:
+        raise InputError(f"alpha must lie between 0 and 1, got {alpha}")
     if not comparison.paired:
         raise InputError("the two runs were not measured on the same examples: no paired test is possible")
     row = comparison[key][-1]

@@ -118,6 +118,8 @@ class DatasetInfo(_Part):
     split: str
     n: int
     classes: list[str]
+    digest: str | None = None
+    """Fingerprint of all images and labels; two reports are paired only if it is the same."""
 
 
 class ThreatInfo(_Part):

@@ -6,7 +6,6 @@ safetensors. Both are written atomically.
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from classwise.errors import InputError
+from classwise.errors import InputError, one_line
 from classwise.files import atomic
 
 SCHEMA = "classwise/checkpoint/1"
@@ -32,8 +31,8 @@ def load_state(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise InputError(f"no such checkpoint: {path}") from None
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise InputError(f"{path} is not a readable checkpoint: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # what a damaged file raises depends on where the reader stumbles
+        raise InputError(f"{path} is not a readable checkpoint: {one_line(error, 120)}") from None
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
         raise InputError(f"{path} is not a checkpoint of this version: expected schema {SCHEMA}")
     return state

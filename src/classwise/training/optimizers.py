@@ -32,7 +32,11 @@ class SGD(OptimizerSettings):
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        _positive(self.lr)
+        _check(self.lr, self.weight_decay)
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if self.nesterov and self.momentum == 0:
+            raise InputError("nesterov needs a momentum above 0")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(
@@ -52,7 +56,7 @@ class Adam(OptimizerSettings):
     weight_decay: Number = 0.0
 
     def __post_init__(self) -> None:
-        _positive(self.lr)
+        _check(self.lr, self.weight_decay)
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay)
@@ -61,6 +65,8 @@ class Adam(OptimizerSettings):
 OPTIMIZERS: Mapping[str, type[OptimizerSettings]] = {"sgd": SGD, "adam": Adam}
 
 
-def _positive(lr: float) -> None:
+def _check(lr: float, weight_decay: float) -> None:
     if lr <= 0:
         raise InputError(f"lr must be positive, got {lr}")
+    if weight_decay < 0:
+        raise InputError(f"weight_decay must not be negative, got {weight_decay}")

@@ -39,6 +39,7 @@ class Step(Schedule):
     def __post_init__(self) -> None:
         if self.every < 1:
             raise InputError(f"every must be at least 1 epoch, got {self.every}")
+        _check_factor(self.gamma)
 
     def __call__(self, time: float, epochs: int) -> float:
         return self.gamma ** (int(time) // self.every)
@@ -55,6 +56,9 @@ class MultiStep(Schedule):
     milestones: tuple[int, ...] = (75, 90)
     gamma: Number = 0.1
 
+    def __post_init__(self) -> None:
+        _check_factor(self.gamma)
+
     def __call__(self, time: float, epochs: int) -> float:
         return self.gamma ** sum(time >= milestone for milestone in self.milestones)
 
@@ -65,6 +69,10 @@ class Cosine(Schedule):
 
     warmup: Number = 0.0
     """In epochs."""
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0:
+            raise InputError(f"warmup must not be negative, got {self.warmup}")
 
     def __call__(self, time: float, epochs: int) -> float:
         if time < self.warmup:
@@ -86,6 +94,11 @@ class Cyclic(Schedule):
     def __call__(self, time: float, epochs: int) -> float:
         share = min(time / epochs, 1.0)
         return share / self.peak if share < self.peak else (1 - share) / (1 - self.peak)
+
+
+def _check_factor(gamma: float) -> None:
+    if gamma <= 0:
+        raise InputError(f"gamma must be positive, got {gamma}")
 
 
 SCHEDULES: Mapping[str, type[Schedule]] = {

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -319,7 +320,7 @@ def test_non_finite_gradients_fall_back_to_the_clean_image() -> None:
         ("pgd:steps=many", "steps = 'many': input should be a valid integer"),
         ("pgd:steps", "settings are key=value"),
         ("pdg", "unknown attack 'pdg': did you mean 'pgd'?"),
-        ("temperature-pgd:inv_t=0", "inv_t must be positive, got 0.0"),
+        ("temperature-pgd:inv_t=0", "inv_t must be positive and at most 1e6, got 0.0"),
         ("pgd:eps=0", "eps must be a positive number, got 0"),
         ("pgd:norm=L7", "norm = 'L7'"),
     ],
@@ -331,6 +332,26 @@ def test_bad_specs_are_one_clear_line(spec: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PGD(loss="cee"), "PGD: loss = 'cee': input should be 'ce', 'kl' or 'margin'"),  # type: ignore[arg-type]
+        (lambda: PGD(start="foo"), "PGD: start = 'foo'"),  # type: ignore[arg-type]
+        (lambda: PGD(steps=1.5), "PGD: steps = 1.5"),  # type: ignore[arg-type]
+        (lambda: FGSM(step_size=-1.0), "step_size must be positive, got -1.0"),
+        (lambda: PGD(norm="L7"), "PGD: norm = 'L7'"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_settings_of_objects_are_one_clear_line(make: Callable[[], BallAttack], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+def test_objects_convert_as_specs_do() -> None:
+    assert PGD(steps="3", step_size="2/255") == PGD(steps=3, step_size=2 / 255)  # type: ignore[arg-type]
+
+
 def test_specs_reach_the_fields() -> None:
     attack = build("attack", ATTACKS, "pgd:steps=100,step_size=2/255,loss=margin,restarts=2")
     assert attack == PGD(steps=100, step_size=2 / 255, loss="margin", restarts=2)
@@ -339,7 +360,7 @@ def test_specs_reach_the_fields() -> None:
 def test_radius_is_given_once() -> None:
     with pytest.raises(InputError, match="has no radius"):
         PGD()(Net(3, 5), torch.rand(1, 3, 4, 4), torch.tensor([0]))
-    with pytest.raises(InputError, match="give the radius once"):
+    with pytest.raises(InputError, match="give it once"):
         PGD(eps="4/255").within(Threat.parse("8/255"))
     assert PGD(eps="8/255").within(Threat.parse("8/255")).threat.text == "8/255"
     with pytest.raises(InputError, match="2 images need as many labels, got 1"):

@@ -140,7 +140,7 @@ class Cheat(BallAttack):
 class Outside:
     """Not a ball attack at all: returns images far outside the allowed radius."""
 
-    eps = None
+    eps = norm = None
 
     def within(self, threat: object) -> Outside:
         return self
@@ -242,10 +242,14 @@ def test_model_keeps_its_mode_and_place(model: nn.Module) -> None:
 def test_eps_is_one_number(model: nn.Module) -> None:
     report = cw.evaluate(model, "digits", attacks=[PGD(eps="8/255", steps=1)], per_class=2)
     assert (report.threat.eps_text, report.threat.eps) == ("8/255", 8 / 255)
-    with pytest.raises(InputError, match="different threats"):
+    with pytest.raises(InputError, match="different eps"):
         cw.evaluate(model, "digits", attacks=[PGD(eps="8/255"), FGSM(eps="4/255")])
-    with pytest.raises(InputError, match="give the radius once"):
+    with pytest.raises(InputError, match="give it once"):
         cw.evaluate(model, "digits", attacks=["pgd:eps=0.1"], eps="0.2")
+    with pytest.raises(InputError, match="PGD asks for norm = L2, elsewhere it is Linf"):
+        cw.evaluate(model, "digits", attacks=["pgd:norm=L2"], eps="0.2", norm="Linf")
+    assert cw.evaluate(model, "digits", attacks=["pgd:norm=L2"], eps="0.2", per_class=1).threat.norm == "L2"
+    assert cw.evaluate(model, "digits", attacks="pgd:eps=0.2", norm="L2", per_class=1).threat.norm == "L2"
     flagged = cw.evaluate(model, "digits", attacks=["fgsm"], eps="0.031", per_class=2).sanity.findings
     assert any("is not 8/255" in finding.text for finding in flagged)
 
@@ -258,7 +262,7 @@ def test_eps_is_one_number(model: nn.Module) -> None:
         (lambda x, y: (torch.where(x > 0.99, torch.nan, x), y), "NaN"),
         (lambda x, y: (x, y + 5), "label 14 is out of range: the model has 10 outputs"),
         (lambda x, y: (x, y - 5), "label"),
-        (lambda x, y: (x.expand(-1, 3, -1, -1), y), "the model cannot take images of 3x8x8"),
+        (lambda x, y: (x.expand(-1, 3, -1, -1), y), "the model fails on images of 3x8x8"),
         (lambda x, y: (x[:0], y[:0]), "empty"),
         (lambda x, y: (x, y[:5]), "labels"),
     ],
@@ -273,12 +277,17 @@ def test_bad_data_is_one_clear_line(model: nn.Module, change: object, message: s
 def test_other_faults_of_a_model(model: nn.Module) -> None:
     class Hollow(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return torch.full((len(x), 10), torch.nan)
+            return x.flatten(1)[:, :10] * torch.nan
 
     with pytest.raises(InputError, match="NaN or infinite logits"):
         cw.evaluate(Hollow(), "digits", attacks=["fgsm"], eps=EPS)
     with pytest.raises(InputError, match="the model has 7 outputs, but digits has 10 classes"):
         cw.evaluate(nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), "digits", attacks=["fgsm"], eps=EPS)
+    for wrong in (PGD, 3, None):
+        with pytest.raises(InputError, match="is not an attack: expected a spec like"):
+            cw.evaluate(model, "digits", attacks=[wrong], eps=EPS)  # type: ignore[list-item]
+    with pytest.raises(InputError, match="weights go with a model spec"):
+        cw.evaluate(model, "digits", weights="some.pt")
     with pytest.raises(InputError, match="is given twice"):
         cw.evaluate(model, "digits", attacks=["fgsm", "fgsm"], eps=EPS)
 
@@ -326,7 +335,7 @@ def test_a_given_batch_size_is_checked_and_none_fits_the_images(model: nn.Module
 
 
 def test_verdicts_are_reached_in_plain_float32(model: nn.Module) -> None:
-    """Whatever the caller's autocast or TF32 settings; and these are given back."""
+    """Whatever the caller's autocast; and it is given back."""
     seen = []
 
     class Watched(nn.Module):
@@ -335,17 +344,15 @@ def test_verdicts_are_reached_in_plain_float32(model: nn.Module) -> None:
             self.inner = model
 
         def forward(self, x: Tensor) -> Tensor:
-            seen.append((torch.is_autocast_enabled("cpu"), torch.backends.cudnn.allow_tf32, torch.is_grad_enabled()))
+            seen.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()))
             return self.inner(x)
 
-    before = torch.backends.cudnn.allow_tf32
     with torch.autocast("cpu", torch.float16, enabled=True):
         report = cw.evaluate(Watched(), "digits", attacks=["fgsm"], eps=EPS, per_class=2)
         assert torch.is_autocast_enabled("cpu")
-    assert torch.backends.cudnn.allow_tf32 == before
-    natural, attack, verdict = seen[-3:]
-    assert natural == verdict == (False, False, False)
-    assert attack[2]
+    natural, attack, verdict, _ = seen[-4:]
+    assert natural == verdict == (False, False)
+    assert attack[1]
     assert np.array_equal(
         report.verdicts.natural, cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=2).verdicts.natural
     )
@@ -362,3 +369,93 @@ def test_a_directory_holds_one_model(run: Path, model: nn.Module, tmp_path: Path
     with pytest.raises(InputError, match="holds the evaluation of another run"):
         cw.train("digits/standard", out=tmp_path, epochs=1)
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_tf32_is_off_on_a_gpu_and_given_back() -> None:
+    from classwise.forward import _tf32_switches, exact
+
+    def settings() -> list[object]:
+        return [getattr(place, name) for place, name, _ in _tf32_switches()]
+
+    before = settings()
+    with exact(torch.device("cuda")):
+        assert settings() == [strict for _, _, strict in _tf32_switches()]
+    assert settings() == before
+    torch.get_float32_matmul_precision()  # raises where older and newer flags were mixed
+
+
+def test_models_of_the_same_weights_are_not_mixed_up(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer, self.factor = nn.Linear(64, 10), factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.factor * self.layer(x.flatten(1))
+
+    settings = {"attacks": ["fgsm"], "eps": 0.05, "per_class": 5, "out": tmp_path}
+    cw.evaluate(Scaled(1.0), "digits", **settings)
+    with pytest.raises(InputError, match="holds another evaluation"):
+        cw.evaluate(Scaled(-1.0), "digits", resume=True, **settings)
+
+
+def test_images_that_differ_are_not_paired(model: nn.Module) -> None:
+    x, y = pixels()
+    one, same, other = (cw.evaluate(model, (images, y), attacks=["fgsm"], eps=EPS) for images in (x, x, 1 - x))
+    assert cw.compare(one, same).paired
+    assert not cw.compare(one, other).paired
+
+
+def test_an_attack_that_fails_is_no_evidence(model: nn.Module) -> None:
+    class Masked(nn.Module):
+        """Right answers, and a gradient that is NaN everywhere."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) + 0 * (x - x.detach()).abs().sqrt().flatten(1).sum(1, keepdim=True)
+
+    report = cw.evaluate(Masked(), "digits", attacks=["pgd:steps=2"], eps=EPS)
+    assert [finding.severity for finding in report.sanity.findings] == ["warning"]
+    assert report.sanity.findings[0].text.startswith("At 100 of 100 clean images the gradient is zero or not finite")
+    assert not cw.evaluate(model, "digits", attacks=["pgd:steps=2"], eps=EPS).sanity.findings
+
+    class Rounded(Masked):
+        """Right answers, and a gradient that is zero everywhere."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner((x * 255).round() / 255)
+
+    assert cw.evaluate(Rounded(), "digits", attacks=["fgsm"], eps=EPS).sanity.findings[0].severity == "warning"
+
+
+@pytest.mark.parametrize(
+    "fault", [KeyError("layer7"), IndexError("3"), AssertionError(), ValueError(), RuntimeError("a\nb")], ids=repr
+)
+def test_whatever_a_model_raises_is_one_line(fault: Exception) -> None:
+    class Faulty(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise fault
+
+    with pytest.raises(InputError, match="the model fails on images of 1x8x8") as caught:
+        cw.evaluate(Faulty(), "digits", attacks=["fgsm"], eps=EPS)
+    assert "\n" not in str(caught.value)
+
+
+def test_buffers_that_a_model_changes_are_given_back(model: nn.Module) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            self.calls += 1
+            return {"logits": self.inner(x)}
+
+    counting = Counting()
+    cw.evaluate(counting, "digits", attacks=["pgd:steps=2"], eps=EPS, per_class=2)
+    assert counting.calls == 0
