@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "attacks": GROUND | {"types", "forward", "noise", "threat"},
     "objectives": GROUND | {"types", "forward", "noise", "threat", "attacks"},
     "policies": GROUND | {"types"},
-    "training": GROUND | {"types", "forward", "noise", "data", "rundir"},
+    "training": GROUND | {"types", "forward", "noise", "data", "metrics", "rundir"},
     "reporting": GROUND | {"metrics", "verdicts"},
     "evaluation": GROUND
     | {"types", "forward", "noise", "threat", "data", "models", "metrics", "verdicts", "rundir", "reporting"},

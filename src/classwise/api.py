@@ -7,17 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 
 from classwise.attacks import ATTACKS, BallAttack
-from classwise.data import load_data
+from classwise.data import ImageSet, balanced_split, load_data, ordered
 from classwise.errors import InputError, one_line
 from classwise.evaluation.evaluate import run_evaluation
 from classwise.files import digest_json
-from classwise.forward import device_of
+from classwise.forward import count_outputs, device_of, dtype_of
 from classwise.models.load import build_model, load_model, run_directory
 from classwise.objectives import OBJECTIVES
+from classwise.plugins import absolute
 from classwise.policies import POLICIES
 from classwise.progress import SILENT, Progress
 from classwise.recipes import Recipe, load_recipe
@@ -124,7 +126,7 @@ def train(
     asked = recipe.model_dump()
     fingerprint = digest_json([asked, plan.images.digest(), versions()["classwise"], versions()["torch"]])
     details = {
-        "asked": {**asked, "model": str(Spec.parse(recipe.model))},
+        "asked": {**asked, "model": absolute(str(Spec.parse(recipe.model)))},
         "num_classes": plan.num_classes,
         "in_channels": plan.images.images.shape[1],
         "data_digest": plan.images.digest(),
@@ -144,14 +146,21 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
     schedule = build("schedule", SCHEDULES, recipe.schedule)
     images = load_data(recipe.data, split="train", progress=progress)
     num_classes = len(images.classes) if images.classes is not None else int(images.labels.max()) + 1
+    train, validation = balanced_split(images.labels, recipe.validation_per_class, recipe.seed, num_classes)
+    size = min(images.images.shape[2:])
+    if recipe.augment.crop >= size:
+        raise InputError(f"augment.crop = {recipe.augment.crop} would move images of {size} pixels out of sight")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         asked = str(Spec.parse(recipe.model))
         model = build_model(asked, num_classes=num_classes, in_channels=images.images.shape[1])
+    _check_trainable(model, images, num_classes)
     return Plan(
         name=recipe.name,
         model=model,
         images=images,
+        train=train,
+        validation=validation,
         num_classes=num_classes,
         objective=objective,
         policy=policy,
@@ -159,7 +168,6 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
         schedule=schedule,
         epochs=recipe.epochs,
         batch_size=recipe.batch_size,
-        validation_per_class=recipe.validation_per_class,
         crop=recipe.augment.crop,
         flip=recipe.augment.flip,
         ema=recipe.ema,
@@ -170,6 +178,18 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
         seed=recipe.seed,
         device=device,
     )
+
+
+def _check_trainable(model: nn.Module, images: ImageSet, num_classes: int) -> None:
+    """Say before anything starts that a model does not fit its data or cannot learn."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("the model has no parameter that could be trained")
+    if dtype_of(model) != torch.float32:
+        raise InputError(f"training needs a float32 model, this one is {dtype_of(model)}".replace("torch.", ""))
+    first = np.arange(min(2, len(images)))
+    outputs = count_outputs(model, next(ordered(images, first, len(first), device_of(model)))[0])
+    if outputs != num_classes:
+        raise InputError(f"the model has {outputs} outputs, but {images.name} has {num_classes} classes")
 
 
 def make_objective(recipe: Recipe) -> Objective:

@@ -29,6 +29,17 @@ def is_attribute_spec(spec: str) -> bool:
     return bool(colon and place) and all(part.isidentifier() for part in name.split("."))
 
 
+def absolute(spec: str) -> str:
+    """The same spec with the path of its file made absolute, so that it can be used from anywhere.
+
+    >>> absolute("my.zoo:net"), absolute("resnet18")
+    ('my.zoo:net', 'resnet18')
+    """
+    place, colon, name = spec.rpartition(":")
+    is_file = is_attribute_spec(spec) and place.endswith(".py")
+    return f"{Path(place).expanduser().resolve()}{colon}{name}" if is_file else spec
+
+
 def load_attribute(spec: str, kind: str) -> Any:
     """Import what a spec names; ``kind`` says in errors what it was wanted for.
 

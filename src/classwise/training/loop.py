@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from classwise.data import Batches, ImageSet, balanced_split, ordered
-from classwise.errors import Diverged
+from classwise.data import Batches, ImageSet, ordered
+from classwise.errors import Diverged, InputError, one_line
 from classwise.files import write_json
 from classwise.forward import frozen, logits_of
+from classwise.metrics.counts import Ints
 from classwise.noise import ExampleNoise
 from classwise.progress import Progress
 from classwise.rundir import RunDirectory
@@ -46,6 +47,9 @@ class Plan:
     name: str
     model: nn.Module
     images: ImageSet
+    train: Ints
+    validation: Ints
+    """Which of the images are trained on, and which are held out."""
     num_classes: int
     objective: Objective
     policy: Policy
@@ -53,7 +57,6 @@ class Plan:
     schedule: Schedule
     epochs: int
     batch_size: int
-    validation_per_class: int
     crop: int
     flip: bool
     ema: float
@@ -89,18 +92,17 @@ class _Training:
 
     def __init__(self, plan: Plan, directory: RunDirectory, progress: Progress) -> None:
         self.plan, self.directory, self.progress = plan, directory, progress
-        labels = plan.images.labels
-        train, self.validation = balanced_split(labels, plan.validation_per_class, plan.seed, plan.num_classes)
         self.data_random = torch.Generator().manual_seed(plan.seed)
         self.attack_random = torch.Generator(plan.device).manual_seed(plan.seed)
         self.batches = Batches(
             plan.images,
-            train,
+            plan.train,
             batch_size=plan.batch_size,
             device=plan.device,
             generator=self.data_random,
             crop=plan.crop,
             flip=plan.flip,
+            drop_last=len(plan.train) % plan.batch_size == 1,  # batch norm has no statistics of one example
         )
         model = plan.model.to(plan.device)
         self.engine = Engine(
@@ -126,12 +128,7 @@ class _Training:
         if resume and self.last.exists():
             self.load()
         else:
-            indices = {
-                "per_class": plan.validation_per_class,
-                "seed": plan.seed,
-                "indices": self.validation.tolist(),
-            }
-            write_json(self.directory.validation, indices)
+            write_json(self.directory.validation, {"seed": plan.seed, "indices": plan.validation.tolist()})
         self.progress.start(f"train {plan.name}", plan.epochs * len(self.batches), self.epoch * len(self.batches))
         while self.epoch < plan.epochs:
             self.run_epoch()
@@ -211,7 +208,7 @@ class _Training:
         stats = ClassStats.zeros(plan.num_classes, plan.device)
         even = ClassControls.uniform(plan.num_classes).to(plan.device)
         with torch.no_grad(), frozen(model):
-            for x, y, index in ordered(plan.images, self.validation, plan.batch_size, plan.device):
+            for x, y, index in ordered(plan.images, plan.validation, plan.batch_size, plan.device):
                 terms = self.engine.terms(model, x, y, even, ExampleNoise(plan.seed, index))
                 x_adv = plan.judge(model, x, y, generator=ExampleNoise(plan.seed + 1, index))
                 logits_nat, logits_adv = logits_of(model(x)), logits_of(model(x_adv))
@@ -239,7 +236,14 @@ class _Training:
         save_state(self.last, state)
 
     def load(self) -> None:
-        state, engine = load_state(self.last), self.engine
+        state = load_state(self.last)
+        try:
+            self.take_up(state)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise InputError(f"{self.last} does not fit this run: {one_line(error, 120)}") from error
+
+    def take_up(self, state: dict[str, Any]) -> None:
+        engine = self.engine
         self.epoch, self.best, self.history = state["epoch"], state["best"], state["history"]
         engine.model.load_state_dict(state["model"])
         engine.optimizer.load_state_dict(state["optimizer"])

@@ -251,6 +251,15 @@ def test_recipe_object_and_overrides(tmp_path: Path) -> None:
         ({"data": "digit"}, "did you mean 'digits'?"),
         ({"optimizer": "sgd:lr=0"}, "lr must be positive, got 0.0"),
         ({"ema": 1}, "ema = 1: input should be less than 1"),
+        ({"optimizer": "adam:weight_decay=-1"}, "weight_decay must not be negative, got -1.0"),
+        ({"optimizer": "sgd:momentum=0,nesterov=true"}, "nesterov needs a momentum above 0"),
+        ({"objective": "trades:beta=-1"}, "beta must not be negative, got -1.0"),
+        ({"schedule": "step:gamma=-1"}, "gamma must be positive, got -1.0"),
+        ({"schedule": "cosine:warmup=-1"}, "warmup must not be negative, got -1.0"),
+        ({"augment": {"crop": 8}}, "augment.crop = 8 would move images of 8 pixels out of sight"),
+        ({"seed": 10**23}, "seed"),
+        ({"model": "small-cnn"}, "the model fails on images of 1x8x8"),
+        ({"attack": {"norm": "L2"}}, "PGD asks for norm = L2, elsewhere it is Linf"),
     ],
 )
 def test_bad_recipes_start_nothing(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
@@ -258,7 +267,51 @@ def test_bad_recipes_start_nothing(tmp_path: Path, overrides: dict[str, Any], me
         cw.train("digits/wat", out=tmp_path / "run", **overrides)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("nn.Sequential(nn.Flatten(), nn.Linear(64, 7))", "the model has 7 outputs, but digits has 10 classes"),
+        ("nn.Sequential(nn.Flatten(), nn.Linear(64, 20))", "the model has 20 outputs, but digits has 10 classes"),
+        ("nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()", "training needs a float32 model"),
+        ("nn.Flatten()", "no parameter that could be trained"),
+        ("nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)", "no parameter that could be trained"),
+        ("nn.Sequential(nn.Flatten(), nn.Linear(9, 10))", "the model fails on images of 1x8x8"),
+    ],
+)
+def test_models_that_cannot_be_trained_start_nothing(tmp_path: Path, code: str, message: str) -> None:
+    (tmp_path / "mine.py").write_text(f"from torch import nn\ndef net():\n    return {code}\n")
+    with pytest.raises(InputError, match=message):
+        cw.train("digits/madry", out=tmp_path / "run", model=f"{tmp_path}/mine.py:net", epochs=1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_batch_norm_and_a_last_batch_of_one(tmp_path: Path) -> None:
+    code = "nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10))"
+    (tmp_path / "mine.py").write_text(f"from torch import nn\ndef net():\n    return {code}\n")
+    settings = {"model": f"{tmp_path}/mine.py:net", "epochs": 1, "batch_size": 849, "validation_per_class": 25}
+    run = cw.train("digits/standard", out=tmp_path / "run", **settings)
+    assert sum(run.outcome.history[0]["train"]["n"]) == 849
+
+
+@pytest.mark.parametrize("content", [b"", b"some text", b"PK\x03\x04 torn"])
+def test_a_damaged_checkpoint_is_one_line(tmp_path: Path, content: bytes) -> None:
+    cw.train("digits/standard", out=tmp_path, epochs=1)
+    (tmp_path / "checkpoints" / "last.pt").write_bytes(content)
+    with pytest.raises(InputError, match=r"last\.pt is not a readable checkpoint") as caught:
+        cw.train("digits/standard", out=tmp_path, epochs=1, resume=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_something_else_is_one_line(tmp_path: Path) -> None:
+    from classwise.training.checkpoint import save_state
+
+    cw.train("digits/standard", out=tmp_path, epochs=1)
+    save_state(tmp_path / "checkpoints" / "last.pt", {"epoch": 1})
+    with pytest.raises(InputError, match=r"last\.pt does not fit this run: KeyError"):
+        cw.train("digits/standard", out=tmp_path, epochs=1, resume=True)
 
 
 def test_no_parameter_lets_test_data_in() -> None:
