@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,6 +129,9 @@ BAD: list[tuple[list[str], str]] = [
     (["train", "digits/wat", "-o", "epoch=3"], "unknown key 'epoch': did you mean 'epochs'?"),
     (["train", "digits/wat", "-o", "epochs=many"], "epochs = 'many': input should be a valid integer"),
     (["train", "digits/wat", "-o", "seed"], "expected key=value"),
+    (["train", "digits/wat", "-o", "device=cpu"], "unknown key 'device'"),
+    (["train", "digits/wat", "-o", "out=here"], "unknown key 'out'"),
+    (["train", "digits/wat", "--device", "meta"], "cannot use device meta"),
 ]
 
 
@@ -152,6 +158,9 @@ def test_bad_input_is_one_line_and_exit_2(runs: Path, tmp_path: Path, arguments:
         (["compare", "{run}"], "comparing needs at least two reports, got 1"),
         (["compare", "{tmp}", "{run}"], "holds no report.json: evaluate the model first"),
         (["check", "{run}"], "nothing to check"),
+        (["check", "{run}", "--no-worse-than", "{run}", "--alpha", "5"], "alpha must lie between 0 and 1, got 5"),
+        (["check", "{run}", "--min-worst", "nan"], "a limit is a percentage from 0 to 100, got nan"),
+        (["compare", "{run}", "{run}", "--out", "{tmp}"], "is a directory: --out names the page's file"),
         (["check", "{tmp}", "--min-worst", "1"], "holds no report.json"),
         (["check", "{run}", "--min-worst", "1", "--attack", "pgdd"], "unknown result 'pgdd': did you mean 'pgd'?"),
     ],
@@ -192,3 +201,21 @@ def test_demo_from_nothing_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(state) == 4
     assert invoke("demo", "--out", tmp_path / "demo")[0] == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.pt")} == state
+
+
+def test_version() -> None:
+    assert invoke("--version") == (0, f"classwise {cw.__version__}\n", "")
+
+
+def test_a_terminal_without_unicode_gets_the_result_all_the_same(runs: Path) -> None:
+    command = [sys.executable, "-m", "classwise", "check", str(runs / "madry"), "--min-worst", "0"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (ended.returncode, ended.stdout.startswith("ok")) == (0, True), ended.stderr
+
+
+def test_an_attack_may_bring_its_own_radius(runs: Path, tmp_path: Path) -> None:
+    arguments = ["--model", runs / "madry", "--data", "digits", "--per-class", 2, "--attack", "pgd:eps=0.1,norm=L2"]
+    code, out, _ = invoke("evaluate", *arguments, "--out", tmp_path / "out")
+    assert code == 0
+    assert "L2 eps = 0.1" in out
