@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import nn
 
 from classwise.attacks import ATTACKS, BallAttack
-from classwise.data import ImageSet, balanced_split, load_data, ordered
+from classwise.data import ImageSet, balanced_split, load_data
 from classwise.errors import InputError, one_line
-from classwise.evaluation.evaluate import run_evaluation
+from classwise.evaluation.evaluate import count_classes, run_evaluation
 from classwise.files import digest_json
-from classwise.forward import count_outputs, device_of, dtype_of
+from classwise.forward import device_of, dtype_of
 from classwise.models.load import build_model, load_model, run_directory
 from classwise.objectives import OBJECTIVES
 from classwise.plugins import absolute
@@ -186,9 +185,7 @@ def _check_trainable(model: nn.Module, images: ImageSet, num_classes: int) -> No
         raise InputError("the model has no parameter that could be trained")
     if dtype_of(model) != torch.float32:
         raise InputError(f"training needs a float32 model, this one is {dtype_of(model)}".replace("torch.", ""))
-    first = np.arange(min(2, len(images)))
-    outputs = count_outputs(model, next(ordered(images, first, len(first), device_of(model)))[0])
-    if outputs != num_classes:
+    if (outputs := count_classes(model, images)) != num_classes:
         raise InputError(f"the model has {outputs} outputs, but {images.name} has {num_classes} classes")
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetCard:
-    """What has to be known of a data set to read and to train on it."""
+    """What has to be known of a data set to read it."""
 
     name: str
     hub: str | None
@@ -25,10 +25,6 @@ class DatasetCard:
     """The sub-folder (the hub's configuration) to read; needed where several hold files of one split."""
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"train": ("train",), "test": ("test",)})
     """From our split names to those the files may have, most wanted first."""
-    crop: int = 0
-    """Pixels of zero padding for the random crops usual in training."""
-    flip: bool = False
-    """Whether training usually mirrors images: not where left and right mean something, as in digits."""
 
 
 DATASETS: dict[str, DatasetCard] = {
@@ -53,7 +49,5 @@ DATASETS: dict[str, DatasetCard] = {
         classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
         mode="RGB",
         size=(32, 32),
-        crop=4,
-        flip=True,
     ),
 }

@@ -115,7 +115,7 @@ def run_evaluation(
             verdicts,
             threat,
             rejected={key: info.rejected for key, info in ran.items()},
-            blind=blind_spots(model, *work.sample(PROBE)) if attacks else (0, 0),
+            blind=blind_spots(model, *work.sample(PROBE)) if attacks and attacked else (0, 0),
             trained_on_these=trained_on is not None and trained_on == images.digest(),
         ),
     )
@@ -220,7 +220,7 @@ class _Work:
     def sample(self, size: int) -> tuple[Tensor, Tensor]:
         """Some of the examples that the attacks had to work on."""
         rows = np.flatnonzero(self.verdicts.survived(NATURAL))
-        x, y, _ = self._images(rows[np.linspace(0, max(len(rows) - 1, 0), min(size, len(rows)), dtype=int)])
+        x, y, _ = self._images(rows[np.linspace(0, len(rows) - 1, min(size, len(rows)), dtype=int)])
         return x, y
 
     def save(self) -> None:

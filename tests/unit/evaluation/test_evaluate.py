@@ -459,3 +459,13 @@ def test_buffers_that_a_model_changes_are_given_back(model: nn.Module) -> None:
     counting = Counting()
     cw.evaluate(counting, "digits", attacks=["pgd:steps=2"], eps=EPS, per_class=2)
     assert counting.calls == 0
+
+
+def test_a_model_that_is_always_wrong(model: nn.Module) -> None:
+    """Nothing is left to attack, and nothing breaks."""
+    x, _ = pixels()
+    with torch.no_grad():
+        wrong = (model(x).argmax(1) + 1) % 10
+    report = cw.evaluate(model, (x, wrong), attacks=["pgd:steps=2"], eps=EPS)
+    assert report["natural"].overall.value == report["pgd"].overall.value == 0
+    assert report.attacks["pgd"].attacked == 0
