@@ -36,8 +36,23 @@ def parse_number(value: object) -> object:
     return value
 
 
+def split_list(value: object) -> object:
+    """Read ``2+5+10`` as three values, and a single value as a list of one.
+
+    >>> split_list("2+5+10"), split_list(3.0), split_list((1, 2))
+    (('2', '5', '10'), (3.0,), (1, 2))
+    """
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split("+"))
+    return value if isinstance(value, tuple | list) else (value,)
+
+
 Number = Annotated[float, BeforeValidator(parse_number)]
 """A float that may also be written as a fraction."""
+Numbers = Annotated[tuple[Number, ...], BeforeValidator(split_list)]
+"""One or several numbers, in a spec joined by ``+``."""
+Names = Annotated[tuple[str, ...], BeforeValidator(split_list)]
+"""One or several names, in a spec joined by ``+``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Self, final
 
 import torch
 from torch import Tensor, nn
 
+from classwise.attacks.problem import Effort, Problem
 from classwise.errors import InputError
 from classwise.forward import device_of, dtype_of, frozen, logits_of
 from classwise.noise import ExampleNoise, Noise, Randomness, SharedNoise
 from classwise.spec import convert
-from classwise.threat import Ball, Norm, Threat
-
-Forward = Callable[[Tensor], Tensor]
-"""Images (B, C, H, W) to logits (B, K)."""
+from classwise.threat import Norm, Threat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,27 +67,80 @@ class BallAttack(ABC):
         *,
         eps_scale: Tensor | None = None,
         generator: Randomness = None,
+        targets: Tensor | None = None,
     ) -> Tensor:
         """Adversarial images for ``x`` (B, C, H, W) in [0, 1] with labels ``y`` (B,).
 
         ``eps_scale`` (B,) stretches the radius of single examples. ``generator`` makes the search reproducible:
         a torch generator, or one stream per example, which makes the result independent of the batching.
+        ``targets`` (B,) are the classes an attack that can aim should aim at.
         """
+        return self.run(model, x, y, eps_scale=eps_scale, generator=generator, targets=targets)[0]
+
+    @final
+    def run(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        eps_scale: Tensor | None = None,
+        generator: Randomness = None,
+        targets: Tensor | None = None,
+    ) -> tuple[Tensor, Effort]:
+        """The same as a call, with the passes through the model that each example took."""
+        problem = self.pose(model, x, y, eps_scale=eps_scale, generator=generator, targets=targets)
+        with torch.inference_mode(False), torch.enable_grad(), frozen(model):
+            found = self.perturb(problem).detach() if len(x) else problem.ball.centre
+            finite = found.flatten(1).isfinite().all(1).view(-1, *[1] * (x.dim() - 1))
+            return problem.ball.project(torch.where(finite, found, problem.ball.centre)).to(x.device), problem.effort
+
+    @final
+    def bind(self, model: nn.Module) -> Callable[..., Tensor]:
+        """The attack on this model, called as ``attack(x, y)``, as other libraries have it."""
+        return partial(self, model)
+
+    def pose(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        eps_scale: Tensor | None = None,
+        generator: Randomness = None,
+        targets: Tensor | None = None,
+    ) -> Problem:
+        """The problem these images pose."""
         if len(x) != len(y):
             raise InputError(f"{len(x)} images need as many labels, got {len(y)}")
+        if targets is not None and targets.shape != y.shape:
+            raise InputError(f"{len(y)} images need as many targets, got {tuple(targets.shape)}")
         noise: Noise = generator if isinstance(generator, ExampleNoise) else SharedNoise(generator)
         device, dtype = device_of(model), dtype_of(model)
 
         def forward(images: Tensor) -> Tensor:
             return logits_of(model(images.to(dtype)))
 
-        with torch.inference_mode(False), torch.enable_grad(), frozen(model):
-            # The clone is a normal tensor even where the caller works in inference mode.
-            ball = self.threat.ball(x.detach().clone().to(device), eps_scale)
-            found = self.perturb(forward, ball, y.clone().to(device), noise).detach()
-            finite = found.flatten(1).isfinite().all(1).view(-1, *[1] * (x.dim() - 1))
-            return ball.project(torch.where(finite, found, ball.centre)).to(x.device)
+        with torch.inference_mode(False):
+            # Clones are normal tensors even where the caller works in inference mode.
+            return Problem(
+                forward=forward,
+                ball=self.threat.ball(x.detach().clone().to(device), eps_scale),
+                y=y.clone().to(device),
+                noise=noise,
+                effort=Effort.none(len(x), device),
+                rows=torch.arange(len(x), device=device),
+                targets=None if targets is None else targets.clone().to(device),
+            )
 
     @abstractmethod
-    def perturb(self, forward: Forward, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
+    def perturb(self, problem: Problem) -> Tensor:
         """The algorithm: images in (or near) the ball that the model should get wrong."""
+
+    def variants(self) -> Mapping[str, BallAttack]:
+        """The attacks this one tries side by side, to keep whichever is strongest; none if it is a single one."""
+        return {}
+
+    def stages(self, num_classes: int) -> Mapping[str, BallAttack]:
+        """The attacks this one runs in turn, each on what the ones before left; none if it is a single one."""
+        return {}

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from classwise.attacks.base import BallAttack, Forward
-from classwise.attacks.pgd import PGD
+from classwise.attacks.aimed import AimedAttack
+from classwise.attacks.losses import make_loss
+from classwise.attacks.pgd import climb
+from classwise.attacks.problem import Problem
 from classwise.errors import InputError
-from classwise.noise import Noise
 from classwise.spec import Number
-from classwise.threat import Ball, Start
+from classwise.threat import Start
 
 
 @dataclass(frozen=True, kw_only=True)
-class FGSM(BallAttack):
+class FGSM(AimedAttack):
     """One step of steepest ascent of the cross-entropy."""
 
     step_size: Number | None = None
@@ -30,6 +31,7 @@ class FGSM(BallAttack):
         if self.step_size is not None and self.step_size <= 0:
             raise InputError(f"step_size must be positive, got {self.step_size}")
 
-    def perturb(self, forward: Forward, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
+    def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
         step_size = self.step_size if self.step_size is not None else self.threat.eps
-        return PGD(steps=1, step_size=step_size, start=self.start).perturb(forward, ball, y, noise)
+        start = problem.ball.start(self.start, problem.noise)
+        return climb(problem, make_loss("ce", problem, aim), start, 1, step_size)

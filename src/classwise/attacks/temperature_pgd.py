@@ -2,48 +2,68 @@
 
 Dividing the logits by a temperature below 1 inside the attack's loss sharpens the output of a model that answers
 with smooth probabilities, where plain cross-entropy barely moves. The model's own answer is untouched.
+
+The paper tries a grid and reports the best: ``inv_t=2+5+10+50`` runs each value, and an evaluation shows every one
+of them and keeps the strongest for the model as a whole. A call on one batch keeps the strongest for that batch.
 """
+
+# B batch, K classes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from classwise.attacks.base import BallAttack, Forward
-from classwise.attacks.pgd import PGD
+from classwise.attacks.aimed import AimedAttack
+from classwise.attacks.base import BallAttack
+from classwise.attacks.losses import make_loss
+from classwise.attacks.pgd import climb
+from classwise.attacks.problem import Problem
 from classwise.errors import InputError
-from classwise.noise import Noise
-from classwise.spec import Number
-from classwise.threat import Ball, Start
+from classwise.spec import Number, Numbers
+from classwise.threat import Start
 
 
 @dataclass(frozen=True, kw_only=True)
-class TemperaturePGD(BallAttack):
+class TemperaturePGD(AimedAttack):
     """PGD that multiplies the logits by 1/T in its loss."""
 
-    inv_t: Number = 5.0
-    """1/T; the paper tries 2, 5, 10 and 50."""
+    inv_t: Numbers = (5.0,)
+    """1/T, one or several; the paper tries 2, 5, 10 and 50."""
     steps: int = 20
     step_size: Number | None = None
+    """In the units of eps; 2.5 · eps / steps if not given."""
     start: Start = "uniform"
-    restarts: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.inv_t <= 1e6:
-            raise InputError(f"inv_t must be positive and at most 1e6, got {self.inv_t}")
-        self._pgd()
+        for inv_t in self.inv_t:
+            if not 0 < inv_t <= 1e6:
+                raise InputError(f"inv_t must be positive and at most 1e6, got {inv_t}")
+        if not self.inv_t or len(set(self.inv_t)) < len(self.inv_t):
+            raise InputError(f"inv_t must be one or several different numbers, got {self.inv_t}")
+        if self.steps < 1:
+            raise InputError(f"steps must be at least 1, got {self.steps}")
+        if self.step_size is not None and self.step_size <= 0:
+            raise InputError(f"step_size must be positive, got {self.step_size}")
 
-    def _pgd(self) -> PGD:
-        return PGD(
-            eps=self.eps,
-            norm=self.norm,
-            steps=self.steps,
-            step_size=self.step_size,
-            start=self.start,
-            restarts=self.restarts,
-        )
+    def variants(self) -> Mapping[str, BallAttack]:
+        """One attack for each temperature, where there are several."""
+        if len(self.inv_t) == 1:
+            return {}
+        return {f"inv_t={inv_t:g}": replace(self, inv_t=(inv_t,)) for inv_t in self.inv_t}
 
-    def perturb(self, forward: Forward, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
-        return self._pgd().perturb(lambda x: self.inv_t * forward(x), ball, y, noise)
+    def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
+        found = [self._climb(problem, aim, inv_t) for inv_t in self.inv_t]
+        if len(found) == 1:
+            return found[0]
+        survivors = [int(problem.survives(x).sum()) for x in found]
+        return found[survivors.index(min(survivors))]
+
+    def _climb(self, problem: Problem, aim: Tensor | None, inv_t: float) -> Tensor:
+        step_size = self.step_size if self.step_size is not None else 2.5 * self.threat.eps / self.steps
+        loss = make_loss("ce", problem, aim)
+        start = problem.ball.start(self.start, problem.noise)
+        return climb(problem, lambda logits: loss(inv_t * logits), start, self.steps, step_size)

@@ -177,7 +177,7 @@ def test_raises_its_own_loss(attack: BallAttack) -> None:
     x, y = batch(64, 3, 6, 5, 0)
     with torch.no_grad():
         loss = {"margin": margin(y), "kl": divergence(model(x))}.get(getattr(attack, "loss", "ce"), log_odds(y))
-        scale = getattr(attack, "inv_t", 1.0)
+        (scale,) = getattr(attack, "inv_t", (1.0,))
         x_adv = attack.within(Threat.parse(0.1))(model, x, y, generator=torch.Generator().manual_seed(0))
         before, after = loss(scale * model(x)), loss(scale * model(x_adv))
     assert (after > before).float().mean() > 0.9
@@ -315,7 +315,7 @@ def test_non_finite_gradients_fall_back_to_the_clean_image() -> None:
         ("pgd:step_size=-0.1", "step_size must be positive, got -0.1"),
         ("pgd:restarts=0", "restarts must be at least 1, got 0"),
         ("pgd:loss=kl,start=zero", "needs a random start"),
-        ("pgd:loss=hinge", "loss = 'hinge': input should be 'ce', 'kl' or 'margin'"),
+        ("pgd:loss=hinge", "loss = 'hinge': input should be 'ce', 'margin', 'dlr' or 'kl'"),
         ("pgd:stesp=3", "did you mean 'steps'?"),
         ("pgd:steps=many", "steps = 'many': input should be a valid integer"),
         ("pgd:steps", "settings are key=value"),
@@ -335,7 +335,7 @@ def test_bad_specs_are_one_clear_line(spec: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PGD(loss="cee"), "PGD: loss = 'cee': input should be 'ce', 'kl' or 'margin'"),  # type: ignore[arg-type]
+        (lambda: PGD(loss="cee"), "PGD: loss = 'cee': input should be 'ce', 'margin', 'dlr' or 'kl'"),  # type: ignore[arg-type]
         (lambda: PGD(start="foo"), "PGD: start = 'foo'"),  # type: ignore[arg-type]
         (lambda: PGD(steps=1.5), "PGD: steps = 1.5"),  # type: ignore[arg-type]
         (lambda: FGSM(step_size=-1.0), "step_size must be positive, got -1.0"),

@@ -20,12 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import classwise as cw
 from classwise.attacks import FGSM, PGD, BallAttack
-from classwise.attacks.base import Forward
+from classwise.attacks.problem import Problem
 from classwise.data import load_data, to_float
 from classwise.errors import InputError
-from classwise.noise import Noise
 from classwise.progress import Silent
-from classwise.threat import Ball
 from classwise.verdicts import Verdicts
 
 EPS = 0.1
@@ -133,8 +131,8 @@ def test_double_precision_model(model: nn.Module) -> None:
 class Cheat(BallAttack):
     """Leaves the ball: its own call projects, so the cheat is in the noise it was never given."""
 
-    def perturb(self, forward: Forward, ball: Ball, y: Tensor, noise: Noise) -> Tensor:
-        return 1 - ball.centre
+    def perturb(self, problem: Problem) -> Tensor:
+        return 1 - problem.ball.centre
 
 
 class Outside:

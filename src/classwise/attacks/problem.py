@@ -1,0 +1,104 @@
+"""A batch under attack: what an algorithm may ask and must respect, narrowed together when examples leave.
+
+Every question to the model goes through here, so the forward and backward passes of each example are counted in one
+place and never by the author of an attack.
+"""
+
+# B batch, K classes, Q queries an example, J functions of the logits
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from classwise.noise import Noise
+from classwise.threat import Ball
+
+Forward = Callable[[Tensor], Tensor]
+"""Images (B, C, H, W) to logits (B, K)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How often the model was asked about each example of the whole batch."""
+
+    forwards: Tensor
+    backwards: Tensor
+    """(B,) int64."""
+
+    @classmethod
+    def none(cls, size: int, device: torch.device) -> Effort:
+        """Nothing asked yet."""
+        return cls(*torch.zeros(2, size, dtype=torch.int64, device=device))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """The examples an algorithm works on."""
+
+    forward: Forward
+    """The model itself. Ask it through ``logits`` and ``gradient``, which count."""
+    ball: Ball
+    y: Tensor
+    """(B,) true labels."""
+    noise: Noise
+    effort: Effort
+    """Of the whole batch, whatever part of it is left here."""
+    rows: Tensor
+    """(B,) places of these examples in the whole batch."""
+    targets: Tensor | None = None
+    """(B,) classes the caller wants the examples to be taken for."""
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, rows: Tensor) -> Problem:
+        """The part of it that concerns some examples (a mask or places)."""
+        return replace(
+            self,
+            ball=self.ball.take(rows),
+            y=self.y[rows],
+            noise=self.noise.take(rows),
+            rows=self.rows[rows],
+            targets=None if self.targets is None else self.targets[rows],
+        )
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits without a gradient. ``x`` may hold Q queries an example: (B · Q, C, H, W), example by example."""
+        self._count(self.effort.forwards, len(x) // len(self))
+        with torch.no_grad():
+            return self.forward(x)
+
+    def gradient(self, x: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient of a per-example loss of the logits, the losses (B,) and the logits, of one pass.
+
+        The sum is differentiated, not the mean: gradients of single examples must not shrink with the batch.
+        """
+        self._count(self.effort.forwards)
+        self._count(self.effort.backwards)
+        x = x.detach().requires_grad_()
+        logits = self.forward(x)
+        losses = loss(logits)
+        (gradient,) = torch.autograd.grad(losses.sum(), x)
+        return gradient, losses.detach(), logits.detach()
+
+    def gradients(self, x: Tensor, functions: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients (B, J, C, H, W) of J functions (B, J) of the logits, their values and the logits, of one pass."""
+        x = x.detach().requires_grad_()
+        logits = self.forward(x)
+        values = functions(logits)
+        last = values.shape[1] - 1
+        self._count(self.effort.forwards)
+        self._count(self.effort.backwards, last + 1)
+        parts = [torch.autograd.grad(values[:, j].sum(), x, retain_graph=j < last)[0] for j in range(last + 1)]
+        return torch.stack(parts, 1), values.detach(), logits.detach()
+
+    def survives(self, x: Tensor) -> Tensor:
+        """(B,) bool: whether the model still gives each image its label."""
+        return self.logits(x).argmax(1) == self.y
+
+    def _count(self, counter: Tensor, times: int = 1) -> None:
+        counter.index_add_(0, self.rows, torch.full_like(self.rows, times))
