@@ -30,10 +30,10 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	$(PIP) --editable .
 	@touch $@
 
-# torchattacks asks for torchvision, which the comparisons with it do not need.
+# These ask for torchvision and more, which the comparisons with them do not need.
 $(VENV)/.dev: $(VENV)/.core
 	$(PIP) --editable ".[dev]"
-	$(PIP) --no-deps torchattacks
+	$(PIP) --no-deps torchattacks pyautoattack adversarial-robustness-toolbox six
 	@touch $@
 
 clean:

@@ -33,12 +33,15 @@ ALLOWED: dict[str, set[str]] = {
     "data": GROUND | {"plugins"},
     "models": GROUND | {"plugins", "forward"},
     "attacks": GROUND | {"types", "forward", "noise", "threat"},
+    "corruptions": GROUND | {"noise"},
     "objectives": GROUND | {"types", "forward", "noise", "threat", "attacks"},
     "policies": GROUND | {"types"},
     "training": GROUND | {"types", "forward", "noise", "data", "metrics", "rundir"},
     "reporting": GROUND | {"metrics", "verdicts"},
     "evaluation": GROUND
-    | {"types", "forward", "noise", "threat", "data", "models", "metrics", "verdicts", "rundir", "reporting"},
+    | {"types", "forward", "noise", "threat", "attacks", "data", "models", "metrics", "verdicts", "rundir"}
+    | {"reporting"},
+    "suite": GROUND | {"attacks", "corruptions", "plugins", "threat", "verdicts"},
     "recipes": GROUND | {"plugins", "threat", "training"},
 }
 TOP = {"", "__main__", "api", "cli"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from classwise.attacks import ATTACKS, BallAttack
+from classwise.attacks import ATTACKS, Transfer
 from classwise.data import ImageSet, balanced_split, load_data
 from classwise.errors import InputError, one_line
 from classwise.evaluation.evaluate import count_classes, run_evaluation
@@ -25,6 +25,7 @@ from classwise.recipes import Recipe, load_recipe
 from classwise.reporting import ClassReport
 from classwise.rundir import RunDirectory, versions
 from classwise.spec import Spec, build, convert
+from classwise.suite import AnyAttack, read_suite
 from classwise.threat import Threat
 from classwise.training.engine import check_precision
 from classwise.training.loop import Outcome, Plan, fit
@@ -37,7 +38,7 @@ def evaluate(
     model: nn.Module | str | Path,
     data: Any,
     *,
-    attacks: Sequence[str | BallAttack] = ("pgd",),
+    attacks: Any = ("pgd",),
     eps: float | str | None = None,
     norm: str | None = None,
     weights: str | Path | None = None,
@@ -55,7 +56,9 @@ def evaluate(
 
     ``model`` is any module or a model spec, ``data`` any Dataset, DataLoader, ``(x, y)`` pair or data spec; images
     are NCHW in [0, 1]. A module is used where it is; a spec is loaded onto ``device`` (a GPU where there is one).
-    With ``out`` the verdicts and the report are kept there, and an interrupted evaluation can be resumed.
+    ``attacks`` is one or several of: a spec, an attack object of ours, of torchattacks, foolbox, ART or AutoAttack, a
+    function ``attack(model, x, y)``, and ``corruptions``. With ``out`` the verdicts and the report are kept there, and
+    an interrupted evaluation can be resumed.
     """
     images = load_data(data, split=split, classes=None if classes is None else tuple(classes), progress=progress)
     if isinstance(model, nn.Module):
@@ -70,20 +73,14 @@ def evaluate(
         loaded = loaded.to(pick_device(device))
     found = None if isinstance(model, nn.Module) else run_directory(str(model))
     run = None if found is None else found[0]
-    attacks = [attacks] if isinstance(attacks, str) else list(attacks)
-    for attack in attacks:
-        if not isinstance(attack, str) and (isinstance(attack, type) or not hasattr(attack, "within")):
-            raise InputError(f"{attack!r} is not an attack: expected a spec like 'pgd:steps=20' or PGD(steps=20)")
-    specs = [attack if isinstance(attack, str) else repr(attack) for attack in attacks]
-    built = [build("attack", ATTACKS, attack) if isinstance(attack, str) else attack for attack in attacks]
-    threat = _common_threat(built, eps, norm)
+    suite = read_suite(attacks, eps, norm)
     directory = None if out is None else RunDirectory(Path(out).expanduser())
-    keys = _attack_keys(specs, built)
     return run_evaluation(
         loaded,
         images,
-        attacks={key: (spec, attack.within(threat)) for key, spec, attack in zip(keys, specs, built, strict=True)},
-        threat=threat,
+        attacks=_with_substitutes(suite.attacks, images, device_of(loaded)),
+        corruptions=suite.corruptions,
+        threat=suite.threat,
         model_info=_describe(model, weights),
         trained_on=None if run is None else RunDirectory(run).read().get("training", {}).get("data_digest"),
         per_class=per_class,
@@ -215,6 +212,21 @@ def pick_device(device: str | torch.device | None) -> torch.device:
     return chosen
 
 
+def _with_substitutes(
+    attacks: Mapping[str, tuple[str, AnyAttack]], images: ImageSet, device: torch.device
+) -> dict[str, tuple[str, AnyAttack]]:
+    """The attacks, with the substitutes of transfers loaded beside the model."""
+
+    def load(spec: str, weights: str | Path | None) -> nn.Module:
+        known = None if images.classes is None else len(images.classes)
+        return load_model(spec, weights=weights, num_classes=known, in_channels=images.images.shape[1]).to(device)
+
+    return {
+        key: (spec, attack.resolved(load) if isinstance(attack, Transfer) else attack)
+        for key, (spec, attack) in attacks.items()
+    }
+
+
 def _describe(model: nn.Module | str | Path, weights: str | Path | None) -> dict[str, Any]:
     """What a report says of the model: a short name, and what it was asked for by."""
     if isinstance(model, nn.Module):
@@ -224,27 +236,5 @@ def _describe(model: nn.Module | str | Path, weights: str | Path | None) -> dict
     return {"name": name, "spec": str(model)} | ({} if weights is None else {"weights": Path(weights).name})
 
 
-def _common_threat(attacks: Sequence[BallAttack], eps: float | str | None, norm: str | None) -> Threat:
-    """The one threat of an evaluation: what is given, else what the attacks bring, else Linf 8/255."""
-    chosen = []
-    for what, given, default in (("eps", eps, "8/255"), ("norm", norm, "Linf")):
-        brought = sorted({str(own) for attack in attacks if (own := getattr(attack, what)) is not None})
-        if given is None and len(brought) > 1:
-            raise InputError(f"the attacks ask for different {what} ({', '.join(brought)}): evaluate them one by one")
-        chosen.append(given if given is not None else next(iter(brought), default))
-    return Threat.parse(chosen[0], str(chosen[1]))
-
-
 def _same_device(wanted: torch.device, actual: torch.device) -> bool:
     return wanted.type == actual.type and wanted.index in (None, actual.index)
-
-
-def _attack_keys(specs: Sequence[str], attacks: Sequence[BallAttack]) -> list[str]:
-    """An attack's name, or its whole spec where two of one name ran."""
-    registered = {kind: name for name, kind in ATTACKS.items()}
-    names = [registered.get(type(attack), type(attack).__name__) for attack in attacks]
-    keys = [name if names.count(name) == 1 else spec for name, spec in zip(names, specs, strict=True)]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise InputError(f"the attack {key!r} is given twice")
-    return keys

@@ -153,6 +153,20 @@ class ClassStats:
         return self.correct_adv / self.n_adv
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How often the model was asked about each example of a batch."""
+
+    forwards: Tensor
+    backwards: Tensor
+    """(B,) int64."""
+
+    @classmethod
+    def none(cls, size: int, device: torch.device | str = "cpu") -> Effort:
+        """Nothing asked yet."""
+        return cls(*torch.zeros(2, size, dtype=torch.int64, device=device))
+
+
 class Attack(Protocol):
     """Looks for a misclassified point in the ball around each image. A frozen dataclass; its repr is its identity."""
 
@@ -165,6 +179,46 @@ class Attack(Protocol):
         eps_scale: Tensor | None = None,
         generator: Randomness = None,
     ) -> Tensor: ...
+
+
+class MeasuredAttack(Attack, Protocol):
+    """An attack that says what it cost, and what it is made of."""
+
+    @property
+    def black_box(self) -> bool:
+        """Whether it works without the model's gradients."""
+
+    def run(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        eps_scale: Tensor | None = None,
+        generator: Randomness = None,
+    ) -> tuple[Tensor, Effort]:
+        """The same as a call, with the passes through the model that each example took."""
+
+    def variants(self) -> Mapping[str, MeasuredAttack]:
+        """The attacks it tries side by side, to keep whichever is strongest; none if it is a single one."""
+
+    def stages(self, num_classes: int) -> Mapping[str, MeasuredAttack]:
+        """The attacks it runs in turn, each on what the ones before left; none if it is a single one."""
+
+
+class Corruption(Protocol):
+    """A change of the images that knows no model and no ball. A frozen dataclass; its repr is its identity."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def severity(self) -> int: ...
+
+    def __call__(self, x: Tensor, *, generator: Randomness = None) -> Tensor: ...
 
 
 class Objective(Protocol):

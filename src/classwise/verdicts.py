@@ -1,4 +1,4 @@
-"""One row per example: what the model said of it untouched, and after each attack.
+"""One row per example: what the model said of it untouched, after each attack, and what each attack cost.
 
 Every number and picture is derived from this table, so anything can be recomputed, merged, compared example by
 example, and resumed.
@@ -8,6 +8,7 @@ example, and resumed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,14 @@ PENDING = -1
 """A verdict not reached yet; null in the file."""
 NATURAL = "natural"
 WORST_CASE = "worst-case"
+_GROUPS = {
+    "attacks": "pred:",
+    "stages": "stage:",
+    "corrupted": "corrupted:",
+    "forwards": "forwards:",
+    "backwards": "backwards:",
+}
+"""Columns of one kind, and what their names begin with in the file."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,25 +43,41 @@ class Verdicts:
     label: Ints
     natural: Ints
     attacks: dict[str, Ints] = field(default_factory=dict)
+    """Under each attack that searched the ball."""
+    stages: dict[str, Ints] = field(default_factory=dict)
+    """After each stage of an attack that has stages, ``attack/stage``; what an earlier one broke stays broken."""
+    corrupted: dict[str, Ints] = field(default_factory=dict)
+    """Under corruptions that know no ball, and so have no part in the worst case."""
+    forwards: dict[str, Ints] = field(default_factory=dict)
+    backwards: dict[str, Ints] = field(default_factory=dict)
+    """Passes through the model that each example took, for each attack and stage that searched."""
 
     @classmethod
-    def pending(cls, index: Ints, label: Ints, attacks: list[str]) -> Verdicts:
+    def pending(
+        cls, index: Ints, label: Ints, attacks: Iterable[str], stages: Iterable[str] = (), corrupted: Iterable[str] = ()
+    ) -> Verdicts:
         """A table with nothing decided yet."""
 
-        def undecided() -> Ints:
-            return np.full(len(index), PENDING, dtype=np.int64)
+        def undecided(keys: Iterable[str]) -> dict[str, Ints]:
+            return {key: np.full(len(index), PENDING, dtype=np.int64) for key in keys}
 
-        return cls(index=index, label=label, natural=undecided(), attacks={key: undecided() for key in attacks})
+        return cls(
+            index=index,
+            label=label,
+            natural=undecided([NATURAL])[NATURAL],
+            attacks=undecided(attacks),
+            stages=undecided(stages),
+            corrupted=undecided(corrupted),
+        )
 
     def __len__(self) -> int:
         return len(self.index)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Verdicts) or self.keys != other.keys:
+        if not isinstance(other, Verdicts):
             return False
-        pairs = [(self.index, other.index), (self.label, other.label)]
-        pairs += [(self.predictions(key), other.predictions(key)) for key in self.keys]
-        return all(np.array_equal(one, two) for one, two in pairs)
+        mine, theirs = self._columns(), other._columns()
+        return list(mine) == list(theirs) and all(np.array_equal(mine[name], theirs[name]) for name in mine)
 
     @property
     def keys(self) -> list[str]:
@@ -62,14 +87,15 @@ class Verdicts:
     @property
     def complete(self) -> bool:
         """Whether every verdict has been reached."""
-        return all(bool((self.predictions(key) != PENDING).all()) for key in self.keys)
+        columns = [self.natural, *self.attacks.values(), *self.stages.values(), *self.corrupted.values()]
+        return all(bool((column != PENDING).all()) for column in columns)
 
     def predictions(self, key: str) -> Ints:
-        """(N,) predicted labels: natural, under one attack, or under whichever attack broke the example first."""
+        """(N,) predicted labels: natural, under an attack, after a stage, or under whichever attack broke it first."""
         if key == NATURAL:
             return self.natural
         if key != WORST_CASE:
-            return self.attacks[key]
+            return self.attacks[key] if key in self.attacks else self.stages[key]
         worst = self.natural
         for predicted in self.attacks.values():
             worst = np.where(worst == self.label, predicted, worst)
@@ -87,14 +113,17 @@ class Verdicts:
             names[~self.survived(key) & (self.predictions(key) != PENDING)] = key
         return list(names)
 
+    def _columns(self) -> dict[str, Ints]:
+        """Every column under its name in the file."""
+        columns = {"index": self.index, "label": self.label, NATURAL: self.natural}
+        for group, prefix in _GROUPS.items():
+            columns |= {f"{prefix}{key}": column for key, column in getattr(self, group).items()}
+        return columns
+
     def save(self, path: Path, fingerprint: str) -> None:
         """Write the table atomically, with the fingerprint of the evaluation it belongs to."""
         decided = np.logical_and.reduce([self.predictions(key) != PENDING for key in self.keys])
-        columns = {"index": pa.array(self.index), "label": pa.array(self.label)}
-        for key in self.keys:
-            predicted = self.predictions(key)
-            name = key if key == NATURAL else f"pred:{key}"
-            columns[name] = pa.array(predicted, mask=predicted == PENDING)
+        columns = {name: pa.array(column, mask=column == PENDING) for name, column in self._columns().items()}
         columns["robust"] = pa.array(self.survived(), mask=~decided)
         columns["broken_by"] = pa.array(self.broken_by, type=pa.string())
         table = pa.table(columns).replace_schema_metadata({"classwise.fingerprint": fingerprint})
@@ -115,11 +144,14 @@ class Verdicts:
                     values = np.where(np.isnan(values), PENDING, values)
                 return np.array(values, dtype=np.int64)  # a copy: what is pending will be filled in
 
+            def group(prefix: str) -> dict[str, Ints]:
+                return {name.removeprefix(prefix): ints(name) for name in columns if name.startswith(prefix)}
+
             verdicts = cls(
                 index=ints("index"),
                 label=ints("label"),
                 natural=ints(NATURAL),
-                attacks={n.removeprefix("pred:"): ints(n) for n in columns if n.startswith("pred:")},
+                **{group_name: group(prefix) for group_name, prefix in _GROUPS.items()},
             )
         except FileNotFoundError:
             raise InputError(f"no such file: {path}") from None

@@ -11,7 +11,8 @@ import pytest
 
 from classwise.reporting.comparison import compare
 from classwise.reporting.pages import comparison_page, report_page
-from classwise.reporting.report import AttackInfo, ClassReport, DatasetInfo, ThreatInfo
+from classwise.reporting.effort import AttackInfo
+from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
 from classwise.verdicts import Verdicts
 
 pytest.importorskip("playwright")

@@ -1,51 +1,28 @@
-"""FGSM and PGD against torchattacks and foolbox, from the same start, on a trained network.
+"""FGSM and PGD against torchattacks, foolbox and ART, from the same start, on trained networks.
 
-All run in float64, where rounding cannot flip the sign of a gradient, so the images themselves must agree.
+All but ART run in float64, where rounding cannot flip the sign of a gradient, so the images themselves must agree.
+ART knows float32 alone, as does the real network: there the verdicts must agree.
 """
 
 from __future__ import annotations
 
-import warnings
+import copy
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from classwise.attacks import FGSM, PGD, BallAttack
-from classwise.data import load_data, to_float
-from classwise.models import digits_cnn
+from classwise.data import balanced_subset, load_data, to_float
+from classwise.models.load import load_model
+
+# numpy 2 warns of the way ART reads a tensor in its own code
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 EPS = 0.1
-
-
-@pytest.fixture(scope="module")
-def torchattacks() -> Any:
-    return pytest.importorskip("torchattacks", reason="torchattacks is not installed")
-
-
-@pytest.fixture(scope="module")
-def foolbox() -> Any:
-    with warnings.catch_warnings():  # its own imports, not ours
-        warnings.simplefilter("ignore")
-        return pytest.importorskip("foolbox", reason="foolbox is not installed")
-
-
-@pytest.fixture(scope="module")
-def trained() -> tuple[nn.Module, Tensor, Tensor]:
-    """A digits network after a little training, and the test images of the first classes."""
-    data = load_data("digits", split="train")
-    x, y = to_float(data.images), torch.from_numpy(data.labels)
-    torch.manual_seed(0)
-    model = digits_cnn()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(60):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    test = load_data("digits", split="test")
-    model = model.double().eval()
-    return model, to_float(test.images[:200]).double(), torch.from_numpy(test.labels[:200])
 
 
 def agree(model: nn.Module, ours: Tensor, theirs: Tensor, clean: Tensor, y: Tensor) -> None:
@@ -109,3 +86,83 @@ def test_equals_foolbox(
     attack = getattr(foolbox.attacks, name)(random_start=False, **settings)
     theirs = attack.run(bounded, x, y, epsilon=ours.threat.eps)
     agree(model, ours(model, x, y), theirs, x, y)
+
+
+def by_art(art: Any, name: str, model: nn.Module, x: Tensor, y: Tensor, **settings: Any) -> Tensor:
+    """An attack of ART on a float32 model."""
+    classifier = art.estimators.classification.PyTorchClassifier(
+        model=model,
+        loss=nn.CrossEntropyLoss(),
+        input_shape=tuple(x.shape[1:]),
+        nb_classes=10,
+        clip_values=(0, 1),
+        device_type="cpu",
+    )
+    attack = getattr(art.attacks.evasion, name)(classifier, batch_size=len(x), **settings)
+    return torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
+
+
+@torch.no_grad()
+def broken(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return model(x).argmax(1) != y
+
+
+@pytest.mark.parametrize(
+    ("ours", "name", "settings"),
+    [
+        (FGSM(eps=EPS), "FastGradientMethod", {"eps": EPS}),
+        (
+            PGD(eps=EPS, step_size=0.02, steps=12, start="zero"),
+            "ProjectedGradientDescentPyTorch",
+            {"eps": EPS, "eps_step": 0.02, "max_iter": 12, "verbose": False},
+        ),
+        (
+            PGD(eps=0.8, norm="L2", step_size=0.2, steps=12, start="zero"),
+            "ProjectedGradientDescentPyTorch",
+            {"norm": 2, "eps": 0.8, "eps_step": 0.2, "max_iter": 12, "verbose": False},
+        ),
+    ],
+    ids=["FGSM", "Linf PGD", "L2 PGD"],
+)
+def test_verdicts_are_those_of_art(
+    art: Any, trained: tuple[nn.Module, Tensor, Tensor], ours: BallAttack, name: str, settings: dict[str, Any]
+) -> None:
+    model, x, y = trained
+    model, x = copy.deepcopy(model).float(), x.float()
+    theirs = broken(model, by_art(art, name, model, x, y, **settings), y)
+    found = broken(model, ours(model, x, y), y)
+    assert theirs.sum() > broken(model, x, y).sum() + 20
+    assert (found == theirs).double().mean() >= 0.99
+
+
+def test_verdicts_on_a_real_network(
+    torchattacks: Any, foolbox: Any, art: Any, real_data: Path, real_checkpoints: Path
+) -> None:
+    """ResNet-18 by TRADES: one image of every class, ten steps from the image itself."""
+    model = load_model("resnet18", weights=real_checkpoints / "cifar10_resnet18_trades.safetensors")
+    data = load_data("cifar10", split="test")
+    rows = balanced_subset(data.labels, 1, 10)
+    x, y = to_float(data.images[rows]), torch.from_numpy(np.asarray(data.labels[rows]))
+    eps, step_size, steps = 8 / 255, 2 / 255, 10
+    ours = PGD(eps="8/255", step_size=step_size, steps=steps, start="zero")(model, x, y)
+    theirs = {
+        "torchattacks": torchattacks.PGD(model, eps=eps, alpha=step_size, steps=steps, random_start=False)(x, y),
+        "foolbox": foolbox.attacks.LinfPGD(abs_stepsize=step_size, steps=steps, random_start=False).run(
+            foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu"), x, y, epsilon=eps
+        ),
+        "art": by_art(
+            art,
+            "ProjectedGradientDescentPyTorch",
+            model,
+            x,
+            y,
+            eps=eps,
+            eps_step=step_size,
+            max_iter=steps,
+            verbose=False,
+        ),
+    }
+    found = broken(model, ours, y)
+    assert broken(model, x, y).sum() < found.sum() < len(x)
+    for name, images in theirs.items():
+        assert torch.equal(broken(model, images, y), found), name

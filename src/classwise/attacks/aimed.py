@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ Target = Literal["most-likely", "least-likely", "random", "all"] | int
 @dataclass(frozen=True, kw_only=True)
 class AimedAttack(BallAttack):
     """An attack with targets and restarts. Its author writes one search towards one class, or away from the label."""
+
+    aims: ClassVar[bool] = True
 
     target: Target | None = None
     """None: away from the label. A number aims at that class; examples of the class itself are left as they are."""
@@ -50,10 +52,11 @@ class AimedAttack(BallAttack):
             if not len(rows):
                 return result
             problem = problem.take(rows)
-        attempts = [aim for aim in self._aims(problem) for _ in range(self.restarts)]
+        attempts = [(aim, restart > 0) for aim in self._aims(problem) for restart in range(self.restarts)]
         places = rows
-        for number, aim in enumerate(attempts):
-            x = self.search(problem, None if aim is None else aim[torch.searchsorted(places, rows)])
+        for number, (aim, again) in enumerate(attempts):
+            attempt = self.retry if again else self.search
+            x = attempt(problem, None if aim is None else aim[torch.searchsorted(places, rows)])
             result[rows] = x
             if number + 1 == len(attempts):
                 break
@@ -66,6 +69,10 @@ class AimedAttack(BallAttack):
     @abstractmethod
     def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
         """One attempt: towards the classes ``aim`` (B,), or away from the labels."""
+
+    def retry(self, problem: Problem, aim: Tensor | None) -> Tensor:
+        """A further attempt at the same; another search, unless the first has a start of its own."""
+        return self.search(problem, aim)
 
     def _aims(self, problem: Problem) -> list[Tensor | None]:
         """The classes to aim at, one after the other."""

@@ -8,17 +8,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Self, final
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from classwise.attacks.problem import Effort, Problem
+from classwise.attacks.problem import Problem
 from classwise.errors import InputError
 from classwise.forward import device_of, dtype_of, frozen, logits_of
 from classwise.noise import ExampleNoise, Noise, Randomness, SharedNoise
 from classwise.spec import convert
 from classwise.threat import Norm, Threat
+from classwise.types import Effort
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,15 @@ class BallAttack(ABC):
     projected into the ball and the box; an example that went astray (NaN) falls back to the clean image.
     """
 
+    black_box: ClassVar[bool] = False
+    """Whether it works without the model's gradients."""
+    aims: ClassVar[bool] = False
+    """Whether it can be given targets."""
+    norms: ClassVar[tuple[Norm, ...]] = ("Linf", "L2")
+    """The norms it knows; the first where nobody says otherwise."""
+    instead: ClassVar[str] = "another attack"
+    """What to use under the others."""
+
     eps: float | str | None = None
     """Radius, a number or a fraction like 8/255. May be left to the evaluation or the recipe."""
     norm: Norm | None = None
@@ -39,24 +49,31 @@ class BallAttack(ABC):
         given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
         for name, value in convert(type(self).__name__, type(self), given).items():
             object.__setattr__(self, name, value)
+        self._check_norm(self.norm or self.norms[0])
         if self.eps is not None:
-            Threat.parse(self.eps, self.norm or "Linf")
+            Threat.parse(self.eps, self.norm or self.norms[0])
 
     @property
     def threat(self) -> Threat:
         """The ball this attack searches."""
         if self.eps is None:
             raise InputError(f"{type(self).__name__} has no radius: give it eps, for example eps='8/255'")
-        return Threat.parse(self.eps, self.norm or "Linf")
+        return Threat.parse(self.eps, self.norm or self.norms[0])
 
     def within(self, threat: Threat) -> Self:
         """The same attack, limited to this threat. A norm or radius of its own must be the same."""
+        self._check_norm(threat.norm)
         for what, own, wanted in (("norm", self.norm, threat.norm), ("eps", self.eps, threat.text)):
             if own is not None and str(own) != wanted:
                 raise InputError(
                     f"{type(self).__name__} asks for {what} = {own}, elsewhere it is {wanted}: give it once"
                 )
         return replace(self, eps=threat.text, norm=threat.norm)
+
+    def _check_norm(self, norm: Norm) -> None:
+        if norm not in self.norms:
+            known = " and ".join(self.norms)
+            raise InputError(f"{type(self).__name__} knows only {known}: for {norm} use {self.instead}")
 
     @final
     def __call__(
@@ -113,6 +130,8 @@ class BallAttack(ABC):
         """The problem these images pose."""
         if len(x) != len(y):
             raise InputError(f"{len(x)} images need as many labels, got {len(y)}")
+        if targets is not None and not self.aims:
+            raise InputError(f"{type(self).__name__} cannot aim: it takes no targets")
         if targets is not None and targets.shape != y.shape:
             raise InputError(f"{len(y)} images need as many targets, got {tuple(targets.shape)}")
         noise: Noise = generator if isinstance(generator, ExampleNoise) else SharedNoise(generator)

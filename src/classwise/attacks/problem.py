@@ -16,23 +16,10 @@ from torch import Tensor
 
 from classwise.noise import Noise
 from classwise.threat import Ball
+from classwise.types import Effort
 
 Forward = Callable[[Tensor], Tensor]
 """Images (B, C, H, W) to logits (B, K)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How often the model was asked about each example of the whole batch."""
-
-    forwards: Tensor
-    backwards: Tensor
-    """(B,) int64."""
-
-    @classmethod
-    def none(cls, size: int, device: torch.device) -> Effort:
-        """Nothing asked yet."""
-        return cls(*torch.zeros(2, size, dtype=torch.int64, device=device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

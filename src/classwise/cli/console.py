@@ -18,7 +18,8 @@ from rich.text import Text
 
 from classwise.errors import Diverged, InputError
 from classwise.progress import Progress
-from classwise.reporting.report import Estimate, Worst
+from classwise.reporting.estimates import Estimate
+from classwise.reporting.report import Worst
 
 WIDTH = None if sys.stdout.isatty() else 200
 """A file or a pipe has no width that a table should be cut to."""

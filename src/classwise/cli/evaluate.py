@@ -9,6 +9,8 @@ import typer
 
 from classwise.cli.console import ConsoleProgress, estimate, guarded, number, say, say_json, table
 from classwise.reporting import ClassReport
+from classwise.reporting.corruptions import Corruptions
+from classwise.reporting.effort import StageInfo
 
 
 @guarded
@@ -17,7 +19,10 @@ def evaluate(
     data: Annotated[str, typer.Option(help="A data set, folder:PATH, or file.py:factory.")],
     out: Annotated[Path, typer.Option(help="Directory for verdicts, report.json and report.html.")],
     attack: Annotated[
-        list[str] | None, typer.Option(help="As name or name:key=value,...; may be repeated. [default: pgd]")
+        list[str] | None,
+        typer.Option(
+            help="As name or name:key=value,...; or corruptions, or file.py:name; may be repeated. [default: pgd]"
+        ),
     ] = None,
     eps: Annotated[
         str | None, typer.Option(help="Radius, as 0.03 or 8/255. [default: the attack's, else 8/255]")
@@ -97,5 +102,53 @@ def show(report: ClassReport) -> None:
             for label in weakest_first
         ],
     )
+    for key, attack in report.attacks.items():
+        if attack.stages:
+            say("")
+            _show_stages(key, attack.stages)
+    if report.corruptions is not None:
+        say("")
+        _show_corruptions(report.corruptions)
+    if report.sanity.findings:
+        say("")
     for finding in report.sanity.findings:
         say(f"{finding.severity}: {finding.text}")
+
+
+def _show_stages(key: str, stages: list[StageInfo]) -> None:
+    table(
+        f"{key}, stage by stage",
+        ["stage", "attacked", "broke", "forwards", "backwards", "seconds"],
+        [
+            [
+                stage.name,
+                str(stage.attacked),
+                str(stage.broke),
+                f"{stage.forwards:,}",
+                f"{stage.backwards:,}",
+                number(stage.seconds),
+            ]
+            for stage in stages
+        ],
+    )
+
+
+def _show_corruptions(corruptions: Corruptions) -> None:
+    severities = sorted({result.severity for result in corruptions.results})
+    kinds = dict.fromkeys((result.family, result.kind) for result in corruptions.results)
+    values = {(result.kind, result.severity): result.overall.value for result in corruptions.results}
+    table(
+        "corruptions, accuracy by severity, %",
+        ["family", "kind", *map(str, severities)],
+        [[family, kind, *(number(values.get((kind, severity))) for severity in severities)] for family, kind in kinds],
+        numbers=False,
+    )
+    say("")
+    table(
+        "corruptions, mean by family and class, %",
+        ["class", *(family.family for family in corruptions.families)],
+        [
+            [part.name, *(estimate(family.by_class[label]) for family in corruptions.families)]
+            for label, part in enumerate(corruptions.families[0].by_class)
+        ],
+    )

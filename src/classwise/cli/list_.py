@@ -37,8 +37,14 @@ def list_(
 
 def _attacks() -> list[list[str]]:
     from classwise.attacks import ATTACKS
+    from classwise.corruptions import CORRUPTIONS
 
-    return _registered(ATTACKS)
+    every = [
+        "corruptions",
+        f"kind={'+'.join(CORRUPTIONS)} family=noise+blur+weather+digital severity=1+2+3+4+5",
+        "Natural corruptions of Hendrycks & Dietterich: no ball, no attacker.",
+    ]
+    return [*_registered(ATTACKS), every]
 
 
 def _methods() -> list[list[str]]:
@@ -82,8 +88,15 @@ def _registered(registry: Mapping[str, Callable[..., Any]]) -> list[list[str]]:
 
 def _settings(factory: Callable[..., Any]) -> str:
     parameters = inspect.signature(factory).parameters.values()
-    shown = [p for p in parameters if isinstance(p.default, str | int | float | bool | None)]
-    return " ".join(f"{p.name}={p.default}" for p in shown if p.default is not inspect.Parameter.empty)
+    return " ".join(_setting(p.name, p.default) for p in parameters if p.default is not inspect.Parameter.empty)
+
+
+def _setting(name: str, default: Any) -> str:
+    """A default as it would be written in a spec; the bare name where there is none."""
+    if default is None:
+        return name
+    value = "+".join(f"{part:g}" for part in default) if isinstance(default, tuple) else default
+    return f"{name}={value}"
 
 
 def _first_sentence(factory: Callable[..., Any]) -> str:

@@ -158,6 +158,39 @@ class Scatter:
     points: list[Point]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knot:
+    """A point of a curve, with what is written beneath and above it; y grows downwards."""
+
+    x: float
+    y: float
+    tick: str
+    text: str
+
+
+def curve(
+    points: Sequence[tuple[str, float | None, str]], low: float | None = None, high: float | None = None
+) -> list[Knot]:
+    """Values (tick, value, text) at equal distances from left to right; the axis is as long as the values, or as told.
+
+    >>> [(knot.x, knot.y) for knot in curve([("0", -1.0, ""), ("1", 3.0, ""), ("2", 1.0, "")])]
+    [(16.67, 100.0), (50.0, 0.0), (83.33, 50.0)]
+    """
+    known = [value for _, value, _ in points if value is not None]
+    low = min(known, default=0.0) if low is None else low
+    high = max(known, default=0.0) if high is None else high
+    return [
+        Knot(
+            x=round(100 * (place + 0.5) / len(points), 2),
+            y=round(100 * (high - value) / (high - low), 2) if high > low else 50.0,
+            tick=tick,
+            text=text,
+        )
+        for place, (tick, value, text) in enumerate(points)
+        if value is not None
+    ]
+
+
 SCATTER_HEIGHT = 300
 """Pixels; the page gives the plot this height, and names are kept apart on the strength of it."""
 _WIDTH = 280

@@ -15,21 +15,20 @@ from classwise.errors import InputError, unknown
 from classwise.files import write_text
 from classwise.metrics import mcnemar, paired_changes, rho
 from classwise.metrics.counts import Ints
+from classwise.reporting.estimates import ClassEstimate, Estimate
+from classwise.reporting.part import Part
 from classwise.reporting.report import (
-    ClassEstimate,
     ClassReport,
     DatasetInfo,
-    Estimate,
     Result,
     ThreatInfo,
     Worst,
-    _Part,
     load_report,
 )
 from classwise.verdicts import NATURAL, WORST_CASE
 
 
-class Change(_Part):
+class Change(Part):
     """A difference to the baseline in points, and the examples it comes from."""
 
     points: float
@@ -47,7 +46,7 @@ class ClassChange(Change):
     name: str = Field(alias="class")
 
 
-class Row(_Part):
+class Row(Part):
     """One model under one attack."""
 
     model: str
@@ -69,7 +68,7 @@ class Row(_Part):
         return [part.value for part in self.by_class]
 
 
-class Comparison(_Part):
+class Comparison(Part):
     """Models compared with the first of them."""
 
     schema_: Literal["classwise/comparison/1"] = Field("classwise/comparison/1", alias="schema")

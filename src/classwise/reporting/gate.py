@@ -1,13 +1,15 @@
-"""Pass or fail: thresholds on a report, and a paired test that no class got worse."""
+"""Pass or fail: thresholds on a report, a paired test that no class got worse, and findings on its soundness."""
 
 from __future__ import annotations
 
-from classwise.errors import InputError
+from classwise.errors import InputError, unknown
 from classwise.reporting.comparison import Comparison
-from classwise.reporting.report import ClassReport, _Part
+from classwise.reporting.part import Part
+from classwise.reporting.report import ClassReport
+from classwise.reporting.sanity import SEVERITIES
 
 
-class Check(_Part):
+class Check(Part):
     """One demand and whether it holds."""
 
     passed: bool
@@ -56,6 +58,17 @@ def no_worse_than(comparison: Comparison, key: str, alpha: float) -> list[Check]
         text = f"{key}: {name} {change.points:+.1f} points against the baseline (p = {change.p_value:.2g})"
         checks.append(Check(passed=not worse, text=text))
     return checks
+
+
+def no_findings(report: ClassReport, severity: str) -> list[Check]:
+    """Nothing as grave as this, or graver, speaks against the evaluation itself: one failure for each that does."""
+    if severity not in SEVERITIES:
+        raise unknown("severity", severity, SEVERITIES)
+    found = report.sanity.at_least(severity)
+    if not found:
+        unprobed = "" if report.sanity.probes else " (no probes were made)"
+        return [Check(passed=True, text=f"sanity: no finding of severity {severity} or graver{unprobed}")]
+    return [Check(passed=False, text=f"sanity: {one.severity}, {one.code}: {one.text}") for one in found]
 
 
 def _limit(what: str, value: float | None, *, at_least: float | None = None, at_most: float | None = None) -> Check:

@@ -20,9 +20,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from classwise.errors import InputError, unknown
-from classwise.reporting import charts, story
+from classwise.reporting import charts, story, trust
 from classwise.reporting.comparison import ClassChange, Comparison, Row
-from classwise.reporting.report import ClassEstimate, ClassReport, Result, Worst
+from classwise.reporting.estimates import ClassEstimate
+from classwise.reporting.report import ClassReport, Result, Worst
 from classwise.verdicts import NATURAL, WORST_CASE
 
 COLOURED_MODELS = 6
@@ -46,7 +47,9 @@ def report_page(report: ClassReport) -> str:
         many=len(report.dataset.classes) > charts.MANY_CLASSES,
         confusions=_confusions(report),
         broken=_broken(report),
-        findings=_findings(report),
+        findings=trust.findings(report),
+        probe_rows=trust.rows(report),
+        probe_curves=trust.curves(report),
         model_facts=_facts(report.model),
     )
 
@@ -251,14 +254,6 @@ def _broken(report: ClassReport) -> list[_Broken] | None:
         _Broken(key=key, count=counts[key], share=round(100 * counts[key] / len(verdicts), 2))
         for key in (*verdicts.keys, None)
     ]
-
-
-def _findings(report: ClassReport) -> list[tuple[str, str, str]]:
-    """Severity, its word, and the text, the gravest first."""
-    words = {"error": "Error", "warning": "Warning", "info": "Note"}
-    order = list(words)
-    found = sorted(report.sanity.findings, key=lambda finding: order.index(finding.severity))
-    return [(finding.severity, words[finding.severity], finding.text) for finding in found]
 
 
 def _facts(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

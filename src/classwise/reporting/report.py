@@ -8,11 +8,12 @@ A ``ClassReport`` is computed from verdicts alone and is what ``report.json`` ho
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
 from classwise.errors import InputError, unknown
 from classwise.files import read_json, write_json
@@ -21,34 +22,18 @@ from classwise.metrics import (
     confusion_matrix,
     correct_by_class,
     max_class_difference,
-    wilson,
     worst_class,
 )
 from classwise.metrics.counts import Ints
+from classwise.reporting.corruptions import CorruptionInfo, Corruptions
+from classwise.reporting.effort import AttackInfo
+from classwise.reporting.estimates import ClassEstimate, Estimate, estimate, percent
+from classwise.reporting.part import Part
+from classwise.reporting.sanity import Sanity
 from classwise.verdicts import NATURAL, WORST_CASE, Verdicts
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, populate_by_name=True, ser_json_inf_nan="null")
-
-
-class Estimate(_Part):
-    """A share in percent with its interval; null where there are no examples."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int
-
-
-class ClassEstimate(Estimate):
-    """The estimate of one class."""
-
-    label: int
-    name: str = Field(alias="class")
-
-
-class Corrected(_Part):
+class Corrected(Part):
     """The lowest true class accuracy, corrected for the bias of a minimum."""
 
     value: float
@@ -56,7 +41,7 @@ class Corrected(_Part):
     high: float
 
 
-class Worst(_Part):
+class Worst(Part):
     """The weakest class. A minimum over noisy classes lies too low; ``corrected`` removes that bias."""
 
     label: int
@@ -68,7 +53,7 @@ class Worst(_Part):
     corrected: Corrected
 
 
-class Result(_Part):
+class Result(Part):
     """What one attack, or none, left of a model."""
 
     overall: Estimate
@@ -82,7 +67,7 @@ class Result(_Part):
         """Count, estimate and compare the classes."""
         correct, n = correct_by_class(labels, predictions, len(classes))
         by_class = [
-            ClassEstimate(label=label, name=name, **_estimate(int(correct[label]), int(n[label])))
+            ClassEstimate(label=label, name=name, **estimate(int(correct[label]), int(n[label])))
             for label, name in enumerate(classes)
         ]
         shares = [math.nan if part.value is None else part.value for part in by_class]
@@ -92,18 +77,18 @@ class Result(_Part):
             worst = Worst(
                 label=found.label,
                 name=classes[found.label],
-                value=_percent(found.value),
-                low=_percent(found.low),
-                high=_percent(found.high),
+                value=percent(found.value),
+                low=percent(found.low),
+                high=percent(found.high),
                 n=int(n[found.label]),
                 corrected=Corrected(
-                    value=_percent(found.corrected),
-                    low=_percent(found.corrected_low),
-                    high=_percent(found.corrected_high),
+                    value=percent(found.corrected),
+                    low=percent(found.corrected_low),
+                    high=percent(found.corrected_high),
                 ),
             )
         return cls(
-            overall=Estimate(**_estimate(int(correct.sum()), int(n.sum()))),
+            overall=Estimate(**estimate(int(correct.sum()), int(n.sum()))),
             by_class=by_class,
             worst=worst,
             cv=_rounded(class_variance(shares)),
@@ -111,7 +96,7 @@ class Result(_Part):
         )
 
 
-class DatasetInfo(_Part):
+class DatasetInfo(Part):
     """Which examples were used."""
 
     name: str
@@ -122,7 +107,7 @@ class DatasetInfo(_Part):
     """Fingerprint of all images and labels; two reports are paired only if it is the same."""
 
 
-class ThreatInfo(_Part):
+class ThreatInfo(Part):
     """What the attacker was allowed."""
 
     norm: str
@@ -130,41 +115,17 @@ class ThreatInfo(_Part):
     eps_text: str
 
 
-class AttackInfo(_Part):
-    """An attack as it ran."""
-
-    spec: str
-    settings: str
-    attacked: int
-    """Examples it was run on: those the model classifies correctly when untouched."""
-    rejected: int
-    """Its results thrown away because they lay outside the ball or the box."""
-    seconds: float
-
-
-class Finding(_Part):
-    """A remark on how far the numbers can be trusted."""
-
-    severity: Literal["info", "warning", "error"]
-    text: str
-
-
-class Sanity(_Part):
-    """What was noticed about the evaluation itself."""
-
-    findings: list[Finding] = []
-
-
-class ClassReport(_Part):
+class ClassReport(Part):
     """The robustness of one model, class by class."""
 
     schema_: Literal["classwise/report/1"] = Field(alias="schema")
     dataset: DatasetInfo
     model: dict[str, Any]
     threat: ThreatInfo
-    attacks: dict[str, AttackInfo] = {}
+    attacks: dict[str, AttackInfo] = Field(default_factory=dict)
     results: dict[str, Result]
     confusion: dict[str, list[list[int]]]
+    corruptions: Corruptions | None = None
     sanity: Sanity = Sanity()
 
     _verdicts: Verdicts | None = PrivateAttr(default=None)
@@ -178,6 +139,7 @@ class ClassReport(_Part):
         model: dict[str, Any],
         threat: ThreatInfo,
         attacks: dict[str, AttackInfo],
+        corruptions: Sequence[CorruptionInfo] = (),
         sanity: Sanity | None = None,
     ) -> ClassReport:
         """Derive everything from the table of verdicts."""
@@ -193,6 +155,7 @@ class ClassReport(_Part):
             confusion={
                 key: confusion_matrix(verdicts.label, verdicts.predictions(key), len(classes)).tolist() for key in keys
             },
+            corruptions=Corruptions.from_verdicts(verdicts, corruptions, classes) if corruptions else None,
             sanity=sanity or Sanity(),
         )
         report._verdicts = verdicts
@@ -252,22 +215,6 @@ def load_report(path: str | Path) -> ClassReport:
     if table.exists():
         report._verdicts = Verdicts.load(table)[0]
     return report
-
-
-def _estimate(correct: int, n: int) -> dict[str, Any]:
-    if n == 0:
-        return {"value": None, "low": None, "high": None, "n": 0}
-    low, high = wilson(correct, n)
-    return {
-        "value": _percent(correct / n),
-        "low": _percent(float(low)),
-        "high": _percent(float(high)),
-        "n": n,
-    }
-
-
-def _percent(share: float) -> float:
-    return round(100 * share, 4)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -172,7 +172,7 @@ class StopAfter(Silent):
 def test_interrupted_evaluation_resumes_to_the_same_verdicts(
     model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("classwise.evaluation.evaluate.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("classwise.evaluation.work.SAVE_SECONDS", 0.0)
     settings = {"attacks": ["pgd:steps=2", "pgd:steps=3"], "eps": EPS, "batch_size": 50}
     whole = cw.evaluate(model, "digits", **settings)
     assert list(whole.results) == ["natural", "pgd:steps=2", "pgd:steps=3", "worst-case"]

@@ -5,7 +5,8 @@ import pytest
 
 from classwise.errors import InputError
 from classwise.reporting import ClassReport, compare
-from classwise.reporting.report import AttackInfo, DatasetInfo, ThreatInfo
+from classwise.reporting.effort import AttackInfo
+from classwise.reporting.report import DatasetInfo, ThreatInfo
 from classwise.verdicts import Verdicts
 
 CLASSES = ["ant", "bee"]

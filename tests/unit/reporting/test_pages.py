@@ -13,7 +13,9 @@ from classwise.errors import InputError
 from classwise.reporting import charts
 from classwise.reporting.comparison import compare
 from classwise.reporting.pages import comparison_fragment, comparison_page, report_fragment, report_page
-from classwise.reporting.report import AttackInfo, ClassReport, DatasetInfo, Finding, Sanity, ThreatInfo
+from classwise.reporting.effort import AttackInfo
+from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
+from classwise.reporting.sanity import Finding, Sanity
 from classwise.reporting.story import comparison_sentences, sentence
 from classwise.verdicts import Verdicts
 

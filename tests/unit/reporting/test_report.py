@@ -9,7 +9,9 @@ from scipy.stats import binomtest
 
 from classwise.errors import InputError
 from classwise.reporting import ClassReport, load_report
-from classwise.reporting.report import AttackInfo, DatasetInfo, Finding, Sanity, ThreatInfo
+from classwise.reporting.effort import AttackInfo
+from classwise.reporting.report import DatasetInfo, ThreatInfo
+from classwise.reporting.sanity import Finding, Sanity
 from classwise.verdicts import Verdicts
 
 CLASSES = ["airplane", "bird", "cat", "deer"]
@@ -76,6 +78,7 @@ def test_file_has_the_shape_of_the_contract(written):
         "attacks",
         "results",
         "confusion",
+        "corruptions",
         "sanity",
     }
     assert written["schema"] == "classwise/report/1"

@@ -1,0 +1,78 @@
+"""AutoAttack and its four parts, ours beside ``pyautoattack`` (a fork of the authors' code), verdict by verdict.
+
+Each attack runs alone on the images that the model gets right, and the standard ensemble runs as a whole. Both go
+through the same evaluation: the same images, the same check of every result, float32.
+
+    python benchmarks/autoattack_parity.py --weights trades.safetensors --per-class 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+
+import classwise as cw
+from classwise.api import pick_device
+from classwise.models.load import load_model
+from classwise.reporting import ClassReport
+from classwise.verdicts import Verdicts
+
+EPS, CLASSES = 8 / 255, 10
+PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
+
+
+def theirs(model: torch.nn.Module, parts: tuple[str, ...]) -> Any:
+    """The fork's object, with one restart for each attack, as the standard ensemble has it."""
+    from pyautoattack import AutoAttack
+
+    logging.disable()
+    attack = AutoAttack(
+        model, attacks=list(parts), eps=EPS, version="custom", seed=0, device=next(model.parameters()).device
+    )
+    attack.apgd.n_restarts = 1
+    return attack
+
+
+def row(name: str, reports: list[ClassReport]) -> str:
+    """How the two agree on one attack, and what each took."""
+    tables = [report.verdicts for report in reports]
+    assert all(isinstance(table, Verdicts) for table in tables)
+    ours, other = (table.survived() for table in tables)
+    label = tables[0].label
+    by_class = [int(ours[label == k].sum() - other[label == k].sum()) for k in range(CLASSES)]
+    seconds = [next(iter(report.attacks.values())).seconds for report in reports]
+    left = f"{100 * ours.mean():6.2f} {100 * other.mean():6.2f}"
+    return (
+        f"{name:10} {left} {100 * np.mean(ours == other):8.2f} {int((ours & ~other).sum()):6} "
+        f"{int((~ours & other).sum()):6} {max(by_class):+6} {min(by_class):+6} {seconds[0]:8.1f} {seconds[1]:8.1f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--per-class", type=int, default=200)
+    parser.add_argument("--parts", nargs="*", default=list(PARTS))
+    parser.add_argument("--whole", action=argparse.BooleanOptionalAction, default=True)
+    given = parser.parse_args()
+    model = load_model("resnet18", weights=given.weights).to(pick_device(None))
+    rows = []
+    for name in [*given.parts, *(["standard"] if given.whole else [])]:
+        parts = PARTS if name == "standard" else (name,)
+        attacks = [f"autoattack:attacks={'+'.join(parts)}", theirs(model, parts)]
+        reports = [
+            cw.evaluate(model, "cifar10", attacks=[attack], eps="8/255", per_class=given.per_class)
+            for attack in attacks
+        ]
+        rows.append(row(name, reports))
+        print(rows[-1], flush=True)
+    print(f"\n{'':10} {'left, %':^13} {'same, %':>8} {'only we leave / break':^13}  class, most/least {'seconds':^17}")
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""The work of an evaluation: columns of verdicts filled batch by batch, each batch judged and saved as it comes."""
+
+# B batch, K classes, N examples
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from classwise.data import ImageSet, ordered
+from classwise.errors import InputError
+from classwise.files import digest
+from classwise.forward import blamed_on_the_model, device_of, dtype_of, exact, frozen, logits_of
+from classwise.metrics.counts import Ints
+from classwise.noise import ExampleNoise
+from classwise.progress import Progress
+from classwise.reporting.effort import AttackInfo, ClassEffort, StageInfo
+from classwise.rundir import RunDirectory
+from classwise.threat import Threat
+from classwise.types import Corruption, MeasuredAttack
+from classwise.verdicts import NATURAL, PENDING, Verdicts
+
+SAVE_SECONDS = 5.0
+"""How much work an evaluation may lose when it is killed."""
+NOTE_SECONDS = 1.0
+"""How often a long batch says that it is alive."""
+
+
+def predict(model: nn.Module, x: Tensor) -> Ints:
+    """The labels a model gives to images, in plain float32 and evaluation mode."""
+    with blamed_on_the_model("on clean or attacked images"), torch.no_grad(), frozen(model), exact(x.device):
+        logits = logits_of(model(x.to(dtype_of(model))))
+    if not bool(logits.isfinite().all()):
+        raise InputError("the model answers with NaN or infinite logits: there is no prediction to judge")
+    return np.asarray(logits.argmax(1).cpu())
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an attack is made of, under the names of their columns. A single attack has neither."""
+
+    variants: Mapping[str, MeasuredAttack]
+    stages: Mapping[str, MeasuredAttack]
+
+    @classmethod
+    def of(cls, key: str, attack: MeasuredAttack, num_classes: int) -> Parts:
+        """Take an attack apart."""
+        name = key.partition(":")[0]
+        return cls(
+            variants={f"{name}:{which}": variant for which, variant in attack.variants().items()},
+            stages={f"{key}/{which}": stage for which, stage in attack.stages(num_classes).items()},
+        )
+
+
+class Work:
+    """What is left to decide. Verdicts are filled in place and saved as they come."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: ImageSet,
+        verdicts: Verdicts,
+        threat: Threat,
+        batch_size: int,
+        seed: int,
+        directory: RunDirectory | None,
+        fingerprint: str,
+        progress: Progress,
+    ) -> None:
+        self.model, self.images, self.verdicts, self.threat = model, images, verdicts, threat
+        self.batch_size, self.seed, self.progress = batch_size, seed, progress
+        self.directory, self.fingerprint = directory, fingerprint
+        self.device = device_of(model)
+        self.saved = time.monotonic()
+        self.effort: dict[str, dict[str, Any]] = (
+            {} if directory is None else directory.read()["evaluation"].get("effort", {})
+        )
+
+    def natural(self) -> None:
+        """Predictions on the untouched images."""
+        rows = np.flatnonzero(self.verdicts.natural == PENDING)
+        self.progress.start(NATURAL, len(self.verdicts), len(self.verdicts) - len(rows))
+        for batch in self._batches(rows):
+            x, _, _ = self._images(batch)
+            self.verdicts.natural[batch] = predict(self.model, x)
+            self._done(len(batch))
+        self.progress.finish()
+
+    def attack(self, key: str, attack: MeasuredAttack, parts: Parts) -> None:
+        """Predictions under one attack, of the examples that are classified correctly when untouched."""
+        columns = self.verdicts.attacks
+        if parts.variants:
+            for name, variant in parts.variants.items():
+                self._search(name, variant, self.verdicts.natural, columns[name])
+            columns[key][:] = columns[self.strongest(parts)]
+        elif parts.stages:
+            before = self.verdicts.natural
+            for name, stage in parts.stages.items():
+                self._search(name, stage, before, self.verdicts.stages[name])
+                before = self.verdicts.stages[name]
+            columns[key][:] = before
+        else:
+            self._search(key, attack, self.verdicts.natural, columns[key])
+
+    def strongest(self, parts: Parts) -> str:
+        """The variant that leaves the fewest survivors, the first of equals."""
+        return min(parts.variants, key=lambda name: int(self.verdicts.survived(name).sum()))
+
+    def corrupt(self, key: str, corruption: Corruption) -> None:
+        """Predictions on corrupted images."""
+        column = self.verdicts.corrupted[key]
+        rows = np.flatnonzero(column == PENDING)
+        stream = int(digest(str(self.seed), repr(corruption))[:15], 16)
+        self.progress.start(key, len(self.verdicts), len(self.verdicts) - len(rows))
+        for batch in self._batches(rows):
+            x, _, index = self._images(batch)
+            column[batch] = predict(self.model, corruption(x, generator=ExampleNoise(stream, index)))
+            self._done(len(batch))
+        self.progress.finish()
+
+    def _search(self, key: str, attack: MeasuredAttack, before: Ints, column: Ints) -> None:
+        """Fill a column by attacking what an earlier column left; what is broken there stays as it is."""
+        forwards = self.verdicts.forwards.setdefault(key, np.zeros(len(column), dtype=np.int64))
+        backwards = self.verdicts.backwards.setdefault(key, np.zeros(len(column), dtype=np.int64))
+        effort = self.effort.setdefault(key, {"rejected": 0, "seconds": 0.0})
+        broken = before != self.verdicts.label
+        column[broken] = before[broken]
+        rows = np.flatnonzero(column == PENDING)
+        self.progress.start(key, len(column), len(column) - len(rows))
+        stream = int(digest(str(self.seed), repr(attack))[:15], 16)
+        for batch in self._batches(rows):
+            began = time.perf_counter()
+            x, y, index = self._images(batch)
+            with blamed_on_the_model(f"under {key}"), self._audible():
+                x_adv, spent = attack.run(self.model, x, y, generator=ExampleNoise(stream, index))
+            inside = self.threat.ball(x).contains(x_adv)
+            column[batch] = predict(self.model, torch.where(inside[:, None, None, None], x_adv, x))
+            forwards[batch], backwards[batch] = spent.forwards.cpu(), spent.backwards.cpu()
+            effort["rejected"] += int((~inside).sum())
+            effort["seconds"] = round(effort["seconds"] + time.perf_counter() - began, 3)
+            self._done(len(batch))
+        self.progress.finish()
+
+    def account(
+        self,
+        key: str,
+        spec: str,
+        attack: MeasuredAttack,
+        parts: Parts,
+        classes: list[str],
+    ) -> AttackInfo:
+        """What an attack was and what it cost, in all and by class."""
+        verdicts = self.verdicts
+        units = list(parts.variants or parts.stages or [key])
+        passes = {
+            "forwards": np.sum([verdicts.forwards[unit] for unit in units], axis=0),
+            "backwards": np.sum([verdicts.backwards[unit] for unit in units], axis=0),
+        }
+        attacked = verdicts.survived(NATURAL)
+        before = [NATURAL, *parts.stages]
+        return AttackInfo(
+            spec=spec,
+            settings=repr(attack),
+            attacked=int(attacked.sum()),
+            rejected=sum(self.effort[unit]["rejected"] for unit in units),
+            seconds=round(sum(self.effort[unit]["seconds"] for unit in units), 3),
+            **{name: int(counts.sum()) for name, counts in passes.items()},
+            by_class=[
+                ClassEffort(
+                    label=label,
+                    name=name,
+                    attacked=int((attacked & (verdicts.label == label)).sum()),
+                    **{which: int(counts[verdicts.label == label].sum()) for which, counts in passes.items()},
+                )
+                for label, name in enumerate(classes)
+            ],
+            stages=[
+                StageInfo(
+                    name=name.removeprefix(f"{key}/"),
+                    settings=repr(stage),
+                    attacked=(reached := int(verdicts.survived(before[number]).sum())),
+                    broke=reached - int(verdicts.survived(name).sum()),
+                    forwards=int(verdicts.forwards[name].sum()),
+                    backwards=int(verdicts.backwards[name].sum()),
+                    **self.effort[name],
+                )
+                for number, (name, stage) in enumerate(parts.stages.items())
+            ],
+            strongest=self.strongest(parts) if parts.variants else None,
+        )
+
+    def sample(self, size: int) -> tuple[Tensor, Tensor]:
+        """Some of the examples that the attacks had to work on."""
+        rows = np.flatnonzero(self.verdicts.survived(NATURAL))
+        x, y, _ = self._images(rows[np.linspace(0, len(rows) - 1, min(size, len(rows)), dtype=int)])
+        return x, y
+
+    def save(self) -> None:
+        """Put what is decided on disk."""
+        if self.directory is not None:
+            self.directory.note("evaluation", effort=self.effort)
+            self.verdicts.save(self.directory.verdicts, self.fingerprint)
+            self.saved = time.monotonic()
+
+    def _batches(self, rows: Ints) -> list[Ints]:
+        return [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
+
+    def _images(self, rows: Ints) -> tuple[Tensor, Tensor, Tensor]:
+        return next(ordered(self.images, self.verdicts.index[rows], len(rows), self.device))
+
+    @contextmanager
+    def _audible(self) -> Iterator[None]:
+        """Say now and then how far the attack on a batch is: a thorough one takes minutes for it."""
+        passes, spoke = 0, time.monotonic()
+
+        def say(*_: object) -> None:
+            nonlocal passes, spoke
+            passes += 1
+            if time.monotonic() - spoke > NOTE_SECONDS:
+                spoke = time.monotonic()
+                self.progress.advance(0, f"pass {passes} over this batch")
+
+        handle = self.model.register_forward_hook(say)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _done(self, amount: int) -> None:
+        self.progress.advance(amount)
+        if time.monotonic() - self.saved > SAVE_SECONDS:
+            self.save()

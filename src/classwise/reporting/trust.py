@@ -1,0 +1,85 @@
+"""How far to trust a report, for its page: the findings, and the probes behind them as rows and curves."""
+
+from __future__ import annotations
+
+from classwise.reporting import charts, story
+from classwise.reporting.report import ClassReport
+from classwise.reporting.sanity import AgreementProbe
+
+NAMED = 8
+"""Classes that a row names."""
+
+
+def findings(report: ClassReport) -> list[tuple[str, str, str]]:
+    """Severity, its word, and the text, the gravest first."""
+    words = {"error": "Error", "warning": "Warning", "info": "Note"}
+    return [(found.severity, words[found.severity], found.text) for found in report.sanity.at_least("info")]
+
+
+def rows(report: ClassReport) -> list[tuple[str, str]]:
+    """What was probed, and what was seen; nothing where there were no probes."""
+    probes = report.sanity.probes
+    if probes is None:
+        return []
+    n, steps, output = probes.n, probes.steps[-1].step, probes.output
+    told = [
+        ("The gradient is zero, lost in rounding or not finite", _images(report, "zero_gradient")),
+        ("A small step along the gradient brings far less than promised", _images(report, "misled")),
+        (f"{steps} steps do not raise the loss, or lose it again", _images(report, "slack")),
+        (f"A single step breaks what {steps} steps left", _images(report, "one_step", of="survived")),
+        ("The label stays even where every image is allowed", _images(report, "unreached")),
+    ]
+    if probes.black_box is not None:
+        what = f"{probes.black_box.queries} queries without gradients break what {steps} steps left"
+        told.append((what, _images(report, "black_box", of="survived")))
+    margin = "" if output.median_margin is None else f"; median margin {output.median_margin:.3g}"
+    told += [
+        ("The same batch three times", _agreement(probes.repeated)),
+        ("The same image beside others", _agreement(probes.company)),
+        ("Noise of a sixteenth of a grey level", _agreement(probes.tremor)),
+        ("That noise leaves every logit the same", f"{output.unmoved} of {n}"),
+        ("The softmax is exactly one-hot in float32", f"{output.one_hot} of {n}{margin}"),
+        ("The outputs look like probabilities", f"{output.probabilities} of {n}"),
+        ("Logits are not finite", f"{output.not_finite} of {n} within eps, {output.not_finite_beyond} beyond"),
+    ]
+    if (scale := probes.normalization) is not None:
+        right = f"{scale.correct} of {scale.n} right as they are"
+        if scale.best is not None:
+            seen = f"{right}, {scale.best_correct} with {scale.best}{' undone' if scale.undone else ''}"
+        else:
+            seen = f"{right}; {f'none of {scale.tried} others is better' if scale.tried else 'no others tried'}"
+        told.append(("Another scale of the images", seen))
+    return told
+
+
+def _images(report: ClassReport, count: str, of: str = "n") -> str:
+    """So many of so many, and of which classes where there are any."""
+    probes = report.sanity.probes
+    assert probes is not None
+    parts = [(part.label, getattr(part, count), getattr(part, of)) for part in probes.by_class]
+    seen = sorted((part for part in parts if part[1]), key=lambda part: (-part[1] / part[2], part[0]))
+    names = [f"{story.class_name(report.dataset.classes[label])} {some} of {n}" for label, some, n in seen]
+    if len(names) > NAMED:
+        names[NAMED:] = [f"{len(names) - NAMED} more"]
+    total = sum(n for _, _, n in parts)
+    share = f"{sum(some for _, some, _ in parts)} of {total}" if total else "none was left"
+    return f"{share}: {', '.join(names)}" if names else share
+
+
+def _agreement(probe: AgreementProbe) -> str:
+    labels = f"{probe.changed} of {probe.n} labels change"
+    return labels if probe.difference is None else f"{labels}, logits by up to {probe.difference:.2g} of their spread"
+
+
+def curves(report: ClassReport) -> list[tuple[str, str, list[charts.Knot]]]:
+    """What a curve shows, what lies along its axis, and the curve."""
+    probes = report.sanity.probes
+    if probes is None:
+        return []
+    losses = [(str(part.step), part.log_odds, story.signed(part.log_odds)) for part in probes.steps]
+    shares = [(f"{part.eps:.2g}", 100 * part.broken / probes.n) for part in probes.radii]
+    broken = [(eps, share, f"{share:.0f}%") for eps, share in shares]
+    return [
+        ("Log-odds of a wrong label, mean: should rise with the steps", "steps", charts.curve(losses)),
+        ("Images broken: should reach 100% as the radius grows", "eps", charts.curve(broken, 0, 100)),
+    ]

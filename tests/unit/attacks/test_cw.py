@@ -1,0 +1,268 @@
+"""The attacks of Carlini & Wagner against closed forms: on a linear model the smallest perturbation is known."""
+
+# B batch, D pixels, K classes
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from classwise.attacks import ATTACKS, CWL2, CWPGD, PGD, BallAttack, CWLinf
+from classwise.attacks.carlini_wagner import CarliniWagner
+from classwise.errors import InputError
+from classwise.noise import ExampleNoise
+from classwise.spec import build
+from classwise.threat import Threat
+
+# On a linear model so many steps are enough.
+LINF = CWLinf(search_steps=5, steps=100, tau_decrease=0.97)
+L2 = CWL2(search_steps=9, steps=150)
+BOTH = pytest.mark.parametrize("attack", [LINF, L2], ids=["Linf", "L2"])
+SLACK = 1.05
+"""How far above the smallest distance they may end, where it is more than a few steps of Adam."""
+FEW_STEPS = 0.1
+
+
+class Linear(nn.Module):
+    def __init__(self, num_classes: int, seed: int = 0, scale: float = 1.0) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(scale * torch.randn(num_classes, 16, generator=random, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) @ self.weight.T
+
+
+def images(size: int, low: float = 0.3, high: float = 0.7) -> Tensor:
+    random = torch.Generator().manual_seed(1)
+    return low + (high - low) * torch.rand(size, 1, 4, 4, generator=random, dtype=torch.float64)
+
+
+def lengths(delta: Tensor, attack: BallAttack) -> Tensor:
+    """(...,) of (..., D) vectors."""
+    return delta.abs().amax(-1) if attack.norms == ("Linf",) else delta.norm(dim=-1)
+
+
+@torch.no_grad()
+def exact(model: Linear, x: Tensor, y: Tensor, attack: BallAttack) -> Tensor:
+    """(B, K) distance of each image to the boundary with each class: the lead of the label over the dual norm.
+
+    A pixel at 0 can only rise and one at 1 only fall, so only those that may move the right way count.
+    """
+    logits = model(x)
+    gaps = model.weight[None] - model.weight[y][:, None]
+    pixels = x.flatten(1)[:, None]
+    stuck = ((pixels == 0) & (gaps < 0)) | ((pixels == 1) & (gaps > 0))
+    usable = torch.where(stuck, 0, gaps)
+    dual = usable.abs().sum(2) if attack.norms == ("Linf",) else usable.norm(dim=2)
+    distance = (logits.gather(1, y[:, None]) - logits) / dual
+    return distance.scatter(1, y[:, None], torch.inf)
+
+
+@torch.no_grad()
+def labels(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).argmax(1)
+
+
+@BOTH
+@pytest.mark.parametrize(("num_classes", "scale"), [(2, 1.0), (2, 1e4), (10, 1.0)])
+def test_closest_is_as_close_as_can_be(attack: CarliniWagner, num_classes: int, scale: float) -> None:
+    """Also where the logits are huge: c finds its own scale.
+
+    Among several classes the one in the lead need not have the nearest boundary, and a descent may follow it.
+    """
+    model, x = Linear(num_classes, seed=1, scale=scale), images(40)
+    y = labels(model, x)
+    found, distances = attack.closest(model, x, y)
+    expected = exact(model, x, y, attack).amin(1)
+    assert (distances >= expected - 1e-9).all()
+    ratio = (distances / expected)[(expected > FEW_STEPS / 2) & (expected < 0.25)]  # further out the box is in the way
+    assert len(ratio) > 5
+    assert ratio.median() < SLACK
+    if num_classes == 2:
+        assert ratio.max() < SLACK
+    assert (labels(model, found) != y).all()
+    assert torch.allclose(lengths((found - x).flatten(1), attack), distances)
+
+
+@BOTH
+def test_pixels_at_the_edge_of_the_box_move_at_once(attack: CarliniWagner) -> None:
+    model, x = Linear(2), images(40, 0, 1).round()
+    y = labels(model, x)
+    _, distances = attack.closest(model, x, y)
+    expected = exact(model, x, y, attack).amin(1)
+    clear = (expected > FEW_STEPS) & (expected < 1)
+    assert clear.sum() > 20
+    assert (distances >= expected - 1e-9).all()
+    assert (distances[clear] < SLACK * expected[clear]).all()
+
+
+@BOTH
+def test_breaks_exactly_what_its_ball_can_break(attack: CarliniWagner) -> None:
+    model, x = Linear(2, seed=1), images(40)
+    y = labels(model, x)
+    distance = exact(model, x, y, attack).amin(1)
+    clear = (distance > FEW_STEPS / 2) & (distance < 0.25)
+    x, y, distance = x[clear], y[clear], distance[clear]
+    share = torch.where(torch.arange(len(x)) % 2 == 0, SLACK, 0.97)
+    x_adv, effort = attack.within(Threat.parse(1, attack.norms[0])).run(model, x, y, eps_scale=share * distance)
+    assert torch.equal(labels(model, x_adv) != y, share > 1)
+    # What is broken is left alone; the rest is searched to the end.
+    assert effort.forwards[share > 1].double().mean() < effort.forwards[share < 1].double().mean() / 2
+    assert torch.equal(effort.forwards, effort.backwards)
+
+
+@BOTH
+def test_a_target_is_reached(attack: CarliniWagner) -> None:
+    model, x = Linear(3), images(30)
+    y = labels(model, x)
+    target = (y + 1) % 3
+    rows = torch.arange(len(x))
+    x_adv = attack.within(Threat.parse(1, attack.norms[0]))(model, x, y, targets=target)
+    reachable = exact(model, x, y, attack)[rows, target] < 0.2
+    assert reachable.sum() > 5
+    assert torch.equal(labels(model, x_adv)[reachable], target[reachable])
+
+    found, distances = replace(attack, target=2).closest(model, x, y)
+    assert torch.equal(distances.isinf(), y == 2)
+    assert torch.equal(found[y == 2], x[y == 2])
+    assert (labels(model, found)[y != 2] == 2).all()
+    assert (distances[y != 2] >= exact(model, x, y, attack)[y != 2, 2] - 1e-9).all()
+
+
+@BOTH
+def test_every_target_in_turn_finds_the_nearest_boundary(attack: CarliniWagner) -> None:
+    model, x = Linear(3), images(15)
+    y = labels(model, x)
+    _, distances = replace(attack, target="all").closest(model, x, y)
+    expected = exact(model, x, y, attack).amin(1)
+    assert (distances >= expected - 1e-9).all()
+    assert (distances / expected)[expected > FEW_STEPS / 2].max() < SLACK
+
+
+@BOTH
+def test_confidence_is_a_lead(attack: CarliniWagner) -> None:
+    model, x = Linear(3), images(20)
+    y = labels(model, x)
+    found, distances = replace(attack, confidence=1.5).closest(model, x, y)
+    with torch.no_grad():
+        logits = model(found)
+    lead = logits.scatter(1, y[:, None], -torch.inf).amax(1) - logits.gather(1, y[:, None]).squeeze(1)
+    done = distances.isfinite()
+    assert done.sum() > 15
+    assert (lead[done] > 1.5).all()
+    assert (lead[done] < 2.5).all()
+    assert (distances[done] > attack.closest(model, x, y)[1][done]).all()
+
+
+@BOTH
+def test_what_is_wrong_already_is_left_alone(attack: CarliniWagner) -> None:
+    model, x = Linear(4), images(12)
+    right = labels(model, x)
+    y = torch.where(torch.arange(12) % 3 == 0, right, (right + 1) % 4)
+    found, distances = attack.closest(model, x, y)
+    assert torch.equal(distances == 0, right != y)
+    assert torch.equal(found[right != y], x[right != y])
+    x_adv, effort = attack.within(Threat.parse(0.1, attack.norms[0])).run(model, x, y)
+    assert torch.equal(x_adv[right != y], x[right != y])
+    assert (effort.forwards[right != y] == 1).all()
+
+
+@BOTH
+def test_nothing_found_is_infinitely_far(attack: CarliniWagner) -> None:
+    class Flat(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tensor([1.0, 0.0, 0.0]) + 0 * x.flatten(1).sum(1, keepdim=True)
+
+    x = images(3).float()
+    found, distances = attack.closest(Flat(), x, torch.zeros(3, dtype=torch.long))
+    assert distances.isinf().all()
+    assert torch.equal(found, x)
+    nothing, none = attack.closest(Flat(), x[:0], torch.zeros(0, dtype=torch.long))
+    assert nothing.shape == (0, 1, 4, 4)
+    assert none.shape == (0,)
+
+
+@BOTH
+def test_equal_logits_are_no_dead_end(attack: CarliniWagner) -> None:
+    """At a tie the model still answers the label's class, the first of the equals."""
+    weight = torch.tensor([[1.0], [-1.0]]) * torch.ones(2, 4)
+
+    class Tied(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.flatten(1) - 0.5) @ weight.T
+
+    x = torch.full((2, 1, 2, 2), 0.5)
+    x_adv = attack.within(Threat.parse(0.1, attack.norms[0]))(Tied(), x, torch.zeros(2, dtype=torch.long))
+    assert (Tied()(x_adv).argmax(1) == 1).all()
+
+
+@BOTH
+def test_closest_does_not_depend_on_batching(attack: CarliniWagner) -> None:
+    model, x = Linear(4), images(5)
+    y = labels(model, x)
+    y[2] = (y[2] + 1) % 4
+    found, distances = attack.closest(model, x, y)
+    for i in (1, 2, 4):
+        alone, distance = attack.closest(model, x[i : i + 1], y[i : i + 1])
+        assert torch.allclose(alone, found[i : i + 1], atol=1e-12, rtol=0)
+        assert torch.allclose(distance, distances[i : i + 1], atol=1e-12, rtol=0)
+
+
+@BOTH
+def test_closest_leaves_no_trace(attack: CarliniWagner) -> None:
+    class Noisy(Linear):
+        def __init__(self) -> None:
+            super().__init__(3)
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.drop(x))
+
+    model, x = Noisy().train(), images(5)
+    with torch.inference_mode():
+        attack.closest(model, x, torch.zeros(5, dtype=torch.long))
+    assert model.training
+    assert model.drop.training
+    assert model.weight.requires_grad
+    assert model.weight.grad is None
+
+
+def test_cw_pgd_is_pgd_on_the_margin() -> None:
+    model, x = Linear(5), images(10)
+    y = labels(model, x)
+    ours = CWPGD(eps="8/255")(model, x, y, generator=ExampleNoise(0, torch.arange(10)))
+    same = PGD(eps="8/255", loss="margin", steps=30)(model, x, y, generator=ExampleNoise(0, torch.arange(10)))
+    assert torch.equal(ours, same)
+    assert build("attack", ATTACKS, "cw-pgd:step_size=0.003") == CWPGD(step_size=0.003)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CWLinf(norm="L2"), "CWLinf knows only Linf: for L2 use cw-l2"),
+        (lambda: CWL2().within(Threat.parse("8/255")), "CWL2 knows only L2: for Linf use cw-linf"),
+        (lambda: CWL2(steps=0), "steps must be at least 1, got 0"),
+        (lambda: CWL2(search_steps=0), "search_steps must be at least 1, got 0"),
+        (lambda: CWLinf(learning_rate=0), "learning_rate must be positive, got 0"),
+        (lambda: CWLinf(initial_c=-1), "initial_c must be positive, got -1"),
+        (lambda: CWLinf(tau_decrease=1), "tau_decrease must lie between 0 and 1, got 1"),
+        (lambda: CWLinf(confidence=-1), "confidence must not be negative, got -1"),
+        (lambda: CWLinf(restarts=2), "a restart would only repeat it"),
+        (lambda: CWPGD(loss="ce"), "loss = 'ce': input should be 'margin'"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_settings_are_one_clear_line(make: Callable[[], BallAttack], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_norm_is_understood() -> None:
+    assert CWL2(eps=0.5).threat == Threat.parse(0.5, "L2")
+    assert CWLinf(eps="8/255").threat == Threat.parse("8/255", "Linf")

@@ -1,0 +1,186 @@
+"""Aiming at a class: which class, on whom, and what is refused."""
+
+# B batch, K classes
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from classwise.attacks import APGD, ATTACKS, CWPGD, FAB, FGSM, PGD, Square, TemperaturePGD
+from classwise.attacks.aimed import AimedAttack
+from classwise.errors import InputError
+from classwise.noise import ExampleNoise
+from classwise.spec import build
+
+EPS = 0.45
+AIMED = [PGD(steps=30), PGD(steps=30, loss="margin"), TemperaturePGD(steps=30)]
+"""They go on until they reach their target."""
+CONTENT = [PGD(steps=30, loss="dlr"), APGD(steps=30), APGD(steps=30, loss="dlr"), CWPGD(steps=30), FAB(steps=20)]
+"""They aim at a target, but stop at the first wrong class, or may cross another one on the way."""
+
+
+class Linear(nn.Module):
+    """Every pixel speaks for one class."""
+
+    def __init__(self, num_classes: int = 5) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4 * num_classes, num_classes)
+        self.layer.weight.data = torch.eye(num_classes).repeat_interleave(4, 1)
+        self.layer.bias.data.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1))
+
+
+def pictures(size: int = 12, num_classes: int = 5) -> tuple[Tensor, Tensor]:
+    """Images that the linear model takes for their label, with room for every class to be reached."""
+    random = torch.Generator().manual_seed(0)
+    y = torch.arange(size) % num_classes
+    x = 0.4 + 0.1 * torch.rand(size, 1, num_classes, 4, generator=random)
+    x[torch.arange(size), 0, y] += 0.1
+    return x, y
+
+
+def reached(attack: AimedAttack, **settings: object) -> tuple[Tensor, Tensor, Tensor]:
+    """Clean logits, labels and what the model says in the end."""
+    model, (x, y) = Linear(), pictures()
+    aimed = type(attack)(**{**vars(attack), "eps": EPS, **settings})
+    with torch.no_grad():
+        x_adv = aimed(model, x, y, generator=ExampleNoise(0, torch.arange(len(x))))
+        return model(x), y, model(x_adv).argmax(1)
+
+
+@pytest.mark.parametrize("attack", [*AIMED, FGSM()], ids=repr)
+def test_likely_and_unlikely_classes(attack: AimedAttack) -> None:
+    clean, y, found = reached(attack, target="least-likely")
+    assert torch.equal(found, clean.scatter(1, y[:, None], torch.inf).argmin(1))
+    clean, y, found = reached(attack, target="most-likely")
+    assert torch.equal(found, clean.scatter(1, y[:, None], -torch.inf).argmax(1))
+
+
+@pytest.mark.parametrize("attack", AIMED, ids=repr)
+def test_one_class_for_all_but_its_own_images(attack: AimedAttack) -> None:
+    _, y, found = reached(attack, target=3)
+    assert torch.equal(found, torch.full_like(y, 3))
+    model, (x, y) = Linear(), pictures()
+    aimed = type(attack)(**{**vars(attack), "eps": EPS, "target": 3})
+    x_adv, effort = aimed.run(model, x, y)
+    assert torch.equal(x_adv[y == 3], x[y == 3])
+    assert (effort.forwards[y == 3] == 0).all()
+
+
+@pytest.mark.parametrize("attack", AIMED, ids=repr)
+def test_given_classes(attack: AimedAttack) -> None:
+    model, (x, y) = Linear(), pictures()
+    targets = (y + torch.tensor([1, 2, 3, 4]).repeat(3)) % 5
+    aimed = type(attack)(**{**vars(attack), "eps": EPS})
+    with torch.no_grad():
+        assert torch.equal(model(aimed(model, x, y, targets=targets)).argmax(1), targets)
+
+
+@pytest.mark.parametrize("attack", [*AIMED, *CONTENT], ids=repr)
+@pytest.mark.parametrize("target", ["most-likely", "least-likely", "random", "all", 3])
+def test_every_way_to_aim_breaks_what_can_be_broken(attack: AimedAttack, target: str | int) -> None:
+    _, y, found = reached(attack, target=target)
+    assert torch.equal(found != y, y != target if isinstance(target, int) else y >= 0)
+
+
+def test_random_classes_are_uniform_over_the_wrong_ones() -> None:
+    model, (x, y) = Linear(), pictures(5)
+    x, y = x.repeat(400, 1, 1, 1), y.repeat(400)
+    attack = FGSM(eps=EPS, target="random")
+    with torch.no_grad():
+        found = model(attack(model, x, y, generator=ExampleNoise(0, torch.arange(len(x))))).argmax(1)
+    counts = torch.zeros(5, 5).index_put_((y, found), torch.ones(len(y)), accumulate=True)
+    assert (counts.diagonal() == 0).all()
+    wrong = counts[~torch.eye(5, dtype=torch.bool)]
+    # 400 draws over four classes: a count lies within five standard deviations of 100
+    assert ((wrong - 100).abs() < 5 * (400 * 0.25 * 0.75) ** 0.5).all()
+
+
+class Gate(nn.Module):
+    """Class 2 is reached by a bright image. Class 3 gains by a dark one, and never enough; class 1 by nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        score = x.flatten(1).mean(1)
+        return torch.stack([score * 0, score * 0 - 5, score - 0.6, -0.06 - score / 10], 1)
+
+
+def test_only_the_right_target_breaks_and_all_are_tried_until_one_does() -> None:
+    x, y = torch.full((3, 1, 4, 4), 0.4), torch.zeros(3, dtype=torch.int64)
+    model = Gate()
+    for attack in CONTENT:
+        towards, away = (replace(attack, eps=0.3, target=target) for target in (2, 3))
+        with torch.no_grad():
+            assert (model(towards(model, x, y)).argmax(1) == 2).all()
+            assert (model(away(model, x, y)).argmax(1) == 0).all()
+    every = PGD(eps=0.3, steps=4, loss="margin", target="all")
+    with torch.no_grad():
+        assert (model(every(model, x, y)).argmax(1) == 2).all()
+    # likeliest first: class 3 (-0.1), which leads nowhere, then class 2 (-0.2), which breaks
+    _, effort = every.run(model, x, y)
+    assert effort.backwards.tolist() == [8, 8, 8]
+    first = PGD(eps=0.3, steps=4, loss="margin", target="all", num_targets=1)
+    with torch.no_grad():
+        assert (model(first(model, x, y)).argmax(1) == 0).all()
+
+
+def test_restarts_go_to_survivors() -> None:
+    x, y = torch.full((2, 1, 4, 4), 0.4), torch.zeros(2, dtype=torch.int64)
+    attack = PGD(eps=0.3, steps=4, target="all", restarts=3, start="zero")
+    _, effort = attack.run(Gate(), x, y, eps_scale=torch.tensor([1.0, 0.1]))
+    # class 3 three times for both, then class 2: the first breaks at once, the second never does
+    assert effort.backwards.tolist() == [16, 36]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("pgd:target=-1", "target = -1 is not a class"),
+        ("pgd:target=nearest", "target = 'nearest'"),
+        ("pgd:num_targets=3", "num_targets goes with target=all"),
+        ("apgd:target=all,num_targets=0", "num_targets must be at least 1, got 0"),
+        ("fab:restarts=0", "restarts must be at least 1, got 0"),
+        ("pgd:steps=0", "steps must be at least 1, got 0"),
+        ("apgd:steps=0", "steps must be at least 1, got 0"),
+        ("pgd:step_size=-0.1", "step_size must be positive, got -0.1"),
+        ("fgsm:step_size=-0.1", "step_size must be positive, got -0.1"),
+        ("temperature-pgd:step_size=-1/255", "step_size must be positive"),
+        ("temperature-pgd:inv_t=2+2", "inv_t must be one or several different numbers"),
+        ("cw-pgd:steps=0", "steps must be at least 1, got 0"),
+        ("square:queries=0", "queries must be at least 1, got 0"),
+        ("autoattack:attacks=apgd-ce+pgd", "pgd"),
+    ],
+)
+def test_bad_settings_are_one_clear_line(spec: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build("attack", ATTACKS, spec)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("attack", "targets", "message"),
+    [
+        (PGD(eps=EPS), [0, 1, 2], "a target must not be the true label, as it is for 3 of 3 images"),
+        (APGD(eps=EPS), [1, 1, 0], "a target must not be the true label, as it is for 1 of 3 images"),
+        (FAB(eps=EPS), [1, 5, 0], "target 5 is not a class: the model has 5, counted from 0"),
+        (PGD(eps=EPS), [1, -1, 0], "target -1 is not a class"),
+        (PGD(eps=EPS), [1, 0], "3 images need as many targets, got (2,)"),
+        (PGD(eps=EPS, loss="kl"), [1, 2, 0], "loss 'kl' knows no target"),
+        (PGD(eps=EPS, target=7), None, "target 7 is not a class"),
+        (PGD(eps=EPS, target="all", num_targets=5), None, "num_targets = 5, but there are only 4 classes to aim at"),
+        (Square(eps=EPS), [1, 2, 0], "Square cannot aim: it takes no targets"),
+    ],
+    ids=lambda value: repr(value)[:60],
+)
+def test_bad_targets_are_one_clear_line(attack: AimedAttack, targets: list[int] | None, message: str) -> None:
+    x, y = pictures(3)
+    with pytest.raises(InputError) as caught:
+        attack(Linear(), x, y, targets=None if targets is None else torch.tensor(targets))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
