@@ -85,6 +85,12 @@ class Verdicts:
         return [NATURAL, *self.attacks]
 
     @property
+    def parts(self) -> list[str]:
+        """The same, with the stages of an attack in its place where it has any."""
+        stages = {key: [stage for stage in self.stages if stage.startswith(f"{key}/")] for key in self.keys}
+        return [part for key in self.keys for part in stages[key] or [key]]
+
+    @property
     def complete(self) -> bool:
         """Whether every verdict has been reached."""
         columns = [self.natural, *self.attacks.values(), *self.stages.values(), *self.corrupted.values()]
@@ -107,10 +113,10 @@ class Verdicts:
 
     @property
     def broken_by(self) -> list[str | None]:
-        """(N,) the first of ``keys`` that broke each example, None where nothing did."""
+        """(N,) the first of ``parts`` that broke each example, None where nothing did."""
         names = np.full(len(self), None, dtype=object)
-        for key in reversed(self.keys):
-            names[~self.survived(key) & (self.predictions(key) != PENDING)] = key
+        for part in reversed(self.parts):
+            names[~self.survived(part) & (self.predictions(part) != PENDING)] = part
         return list(names)
 
     def _columns(self) -> dict[str, Ints]:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from classwise.reporting.comparison import compare
-from classwise.reporting.pages import comparison_page, report_page
 from classwise.reporting.effort import AttackInfo
+from classwise.reporting.pages import comparison_page, report_page
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
 from classwise.verdicts import Verdicts
 

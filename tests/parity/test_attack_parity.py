@@ -138,12 +138,12 @@ def test_verdicts_are_those_of_art(
 def test_verdicts_on_a_real_network(
     torchattacks: Any, foolbox: Any, art: Any, real_data: Path, real_checkpoints: Path
 ) -> None:
-    """ResNet-18 by TRADES: one image of every class, ten steps from the image itself."""
+    """ResNet-18 by TRADES: one image of every class, five steps from the image itself."""
     model = load_model("resnet18", weights=real_checkpoints / "cifar10_resnet18_trades.safetensors")
     data = load_data("cifar10", split="test")
     rows = balanced_subset(data.labels, 1, 10)
     x, y = to_float(data.images[rows]), torch.from_numpy(np.asarray(data.labels[rows]))
-    eps, step_size, steps = 8 / 255, 2 / 255, 10
+    eps, step_size, steps = 8 / 255, 3 / 255, 5
     ours = PGD(eps="8/255", step_size=step_size, steps=steps, start="zero")(model, x, y)
     theirs = {
         "torchattacks": torchattacks.PGD(model, eps=eps, alpha=step_size, steps=steps, random_start=False)(x, y),

@@ -46,9 +46,6 @@ BLOCK = 64
 TINY = 1e-24
 """Keeps the direction of an empty window finite."""
 
-Proposal = tuple[Tensor, Tensor]
-"""Candidates (B, C, H · W), and the places (B, C, n) at which they differ from the best images so far."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Square(BallAttack):
@@ -86,11 +83,10 @@ class Square(BallAttack):
                 if not len(rows):
                     break
             # Proposals start from x as it is when they are made: it changes in place between two of them.
-            for candidate, places in propose(problem, x, side, count):
+            for candidate in propose(problem, x, side, count):
                 scores = score(problem.logits(candidate.view(-1, *shape)))
                 better = scores > best
-                kept = torch.where(better[:, None, None], candidate.gather(2, places), x.gather(2, places))
-                x.scatter_(2, places, kept)
+                torch.where(better[:, None, None], candidate, x, out=x)
                 best = torch.where(better, scores, best)
         return result.index_copy(0, rows, x).view(-1, *shape)
 
@@ -127,20 +123,19 @@ def stripes(problem: Problem) -> Tensor:
     return torch.where(up, ball.high, ball.low).flatten(2)
 
 
-def squares(problem: Problem, x: Tensor, side: int, count: int) -> Iterator[Proposal]:
+def squares(problem: Problem, x: Tensor, side: int, count: int) -> Iterator[Tensor]:
     """Proposals in Linf: a window at one bound, a sign for each channel."""
     ball = problem.ball
     height, width = ball.centre.shape[2:]
     bounds = torch.cat([ball.low.flatten(2), ball.high.flatten(2)], 2)
     draw = draws(problem, count, 2 + x.shape[1])
-    corner = places_of(draw[..., :2], side, height, width)
-    to_high = (draw[..., 2:] < 0.5).long() * (height * width)
+    corners = places_of(draw[..., :2], side, height, width)
+    to_high = (draw[..., 2:, None] < 0.5).long() * (height * width)
     window = window_of(side, width, x.device)
-    for query in range(count):
-        places = corner[:, query, None, None] + window
-        values = bounds.gather(2, places + to_high[:, query, :, None])
-        places = places.expand(values.shape)
-        yield x.scatter(2, places, values), places
+    for corner, shift in zip(corners.unbind(1), to_high.unbind(1), strict=True):
+        places = corner + window
+        values = bounds.gather(2, places + shift)
+        yield x.scatter(2, places.expand_as(values), values)
 
 
 def tiles(problem: Problem) -> Tensor:
@@ -158,28 +153,26 @@ def tiles(problem: Problem) -> Tensor:
     return ball.project(ball.centre + delta * (ball.radius / math.sqrt(channels * down * across))).flatten(2)
 
 
-def bumps(problem: Problem, x: Tensor, side: int, count: int) -> Iterator[Proposal]:
+def bumps(problem: Problem, x: Tensor, side: int, count: int) -> Iterator[Tensor]:
     """Proposals in L2: one window is emptied, and a bump is added to another one and fills up the ball."""
     ball = problem.ball
     channels, height, width = ball.centre.shape[1:]
     centre, radius = ball.centre.flatten(2), ball.radius.flatten(2)
     draw = draws(problem, count, 5 + channels)
     filled, emptied = (places_of(draw[..., at : at + 2], side, height, width) for at in (0, 2))
-    shapes, lying = bumps_of(side, x), (draw[..., 4] < 0.5).long()
-    sign = torch.where(draw[..., 5:] < 0.5, 1.0, -1.0).to(x)
+    shapes, lying = bumps_of(side, x)[:, None], (draw[..., 4] < 0.5).long()
+    signs = torch.where(draw[..., 5:, None] < 0.5, 1.0, -1.0).to(x)
     window = window_of(side, width, x.device).expand(len(x), channels, -1)
-    for query in range(count):
-        to, of = filled[:, query, None, None] + window, emptied[:, query, None, None] + window
+    for first, second, turn, sign in zip(*(part.unbind(1) for part in (filled, emptied, lying, signs)), strict=True):
+        to, of = first + window, second + window
         delta = x - centre
         unused = (radius.square() - delta.square().sum((1, 2), keepdim=True)).clamp_min(0)
         old = delta.gather(2, to)
         freed = _energy(old) + _energy(delta.scatter_(2, to, 0).gather(2, of))
-        bump = sign[:, query, :, None] * shapes[lying[:, query], None]
-        new = bump + old * _energy(old).clamp_min(TINY).rsqrt()
+        new = sign * shapes[turn] + old * _energy(old).clamp_min(TINY).rsqrt()
         new = new * ((freed + unused / channels) / _energy(new).clamp_min(TINY)).sqrt()
         candidate = x.scatter(2, of, centre.gather(2, of))
-        candidate.scatter_(2, to, (centre.gather(2, to) + new).clamp(0, 1))
-        yield candidate, torch.cat([to, of], 2)
+        yield candidate.scatter_(2, to, (centre.gather(2, to) + new).clamp(0, 1))
 
 
 def _energy(window: Tensor) -> Tensor:
@@ -193,9 +186,9 @@ def draws(problem: Problem, *shape: int) -> Tensor:
 
 
 def places_of(draw: Tensor, side: int, height: int, width: int) -> Tensor:
-    """The flat place of the upper left corner of windows, from two uniform numbers (…, 2) for each."""
+    """The flat places (B, N, 1, 1) of windows' upper left corners, from two uniform numbers (B, N, 2) for each."""
     down, across = (draw[..., 0] * (height - side + 1)).long(), (draw[..., 1] * (width - side + 1)).long()
-    return down * width + across
+    return (down * width + across)[..., None, None]
 
 
 def window_of(side: int, width: int, device: torch.device) -> Tensor:

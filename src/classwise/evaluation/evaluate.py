@@ -24,7 +24,7 @@ from torch import nn
 
 from classwise.data import ImageSet, balanced_subset, ordered
 from classwise.errors import InputError
-from classwise.evaluation.sanity import blind_spots, inspect
+from classwise.evaluation.sanity import inspect
 from classwise.evaluation.work import Parts, Work, predict
 from classwise.files import digest_json
 from classwise.forward import count_outputs, device_of
@@ -110,7 +110,8 @@ def run_evaluation(
     finally:
         work.save()
     ran = {key: work.account(key, spec, attack, parts[key], classes) for key, (spec, attack) in attacks.items()}
-    attacked = bool(attacks and verdicts.survived(NATURAL).any())
+    searched = {unit: one.black_box for part in parts.values() for unit, one in part.units.items()}
+    probes = work.examine() if attacks and verdicts.survived(NATURAL).any() else None
     report = ClassReport.from_verdicts(
         verdicts,
         dataset=DatasetInfo(
@@ -127,7 +128,9 @@ def run_evaluation(
             verdicts,
             threat,
             rejected={key: info.rejected for key, info in ran.items()},
-            blind=blind_spots(model, *work.sample(PROBE)) if attacked else (0, 0),
+            classes=classes,
+            searched=searched,
+            probes=probes,
             trained_on_these=trained_on is not None and trained_on == images.digest(),
         ),
     )

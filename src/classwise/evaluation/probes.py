@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from classwise.attacks.losses import log_odds, margin
+from classwise.attacks.losses import Loss, log_odds, margin
 from classwise.attacks.pgd import PGD
 from classwise.attacks.problem import Problem
 from classwise.attacks.square import Square
@@ -47,14 +47,14 @@ from classwise.threat import Threat
 
 SAMPLE, LARGEST_SAMPLE = 40, 100
 """Images looked at: the first number, or one of each class up to the second."""
-SHOWN = (0, 1, 2, 5, 10)
-"""Steps at which the loss is reported; the last is the number of steps."""
+STEPS, SHOWN = 10, (0, 1, 2, 5, 10)
+"""Steps of a climb, and those after which its loss is reported."""
 GROWTH = 4
 """Each radius over the one before, up to the whole box."""
 QUERIES = 100
-NUDGE = 0.1
+NUDGE = 0.05
 """A small step, relative to eps."""
-KEPT = 0.25
+KEPT = 0.5
 """What a small step must bring of the rise that the gradient promises."""
 TREMOR = 2.0**-12
 """Noise of a sixteenth of a grey level."""
@@ -124,11 +124,12 @@ Seen = dict[str, Tensor]
 
 def _look(problem: Problem, threat: Threat, queries: int, precision: float) -> Seen:
     """Every probe on one batch."""
-    x, y, loss = problem.ball.centre, problem.y, log_odds(problem.y)
-    gradient, clean_loss, clean = problem.gradient(x, loss)
-    walk = list(_climb(problem, problem.ball.start("uniform", problem.noise), threat.eps))
+    ball, y, loss = problem.ball, problem.y, log_odds(problem.y)
+    gradient, clean_loss, clean = problem.gradient(ball.centre, loss)
+    walk = list(_climb(problem, ball.start("uniform", problem.noise), threat.eps, log_odds))
     wrong = torch.stack([z.argmax(1) != y for _, z in walk], 1)
-    broken = wrong.any(1)
+    # A robust model of low confidence withstands one loss or the other; what is masked withstands both.
+    broken, x = _press_on(problem, wrong.any(1), walk[-1][0], threat.eps, margin)
     return {
         "label": y,
         **_follow(problem, threat, gradient, clean_loss, precision * clean.abs().amax(1)),
@@ -136,7 +137,7 @@ def _look(problem: Problem, threat: Threat, queries: int, precision: float) -> S
         "margins": torch.stack([margin(y)(z) for _, z in walk], 1),
         "wrong": wrong,
         "not_finite": ~torch.stack([z.isfinite().all(1) for _, z in walk]).all(0),
-        "broken": _widen(problem, threat, walk[-1][0], broken),
+        "broken": _widen(problem, threat, broken, x),
         "black_box": _without_gradients(problem, broken, queries),
         **_ask_again(problem, clean),
         "probabilities": (clean >= 0).all(1) & ((clean.sum(1) - 1).abs() < 1e-3),
@@ -167,27 +168,34 @@ def _follow(problem: Problem, threat: Threat, gradient: Tensor, clean_loss: Tens
     }
 
 
-def _climb(problem: Problem, x: Tensor, eps: float) -> Iterator[tuple[Tensor, Tensor]]:
+def _climb(problem: Problem, x: Tensor, eps: float, loss: Callable[[Tensor], Loss]) -> Iterator[tuple[Tensor, Tensor]]:
     """Projected gradient descent: every image on the way with its logits, from the first to the last."""
-    steps = SHOWN[-1]
-    for _ in range(steps):
-        gradient, _, logits = problem.gradient(x, log_odds(problem.y))
+    for _ in range(STEPS):
+        gradient, _, logits = problem.gradient(x, loss(problem.y))
         yield x, logits
-        x = problem.ball.step(x, gradient.nan_to_num(0, 0, 0), 2.5 * eps / steps)
+        x = problem.ball.step(x, gradient.nan_to_num(0, 0, 0), 2.5 * eps / STEPS)
     yield x, problem.logits(x)
 
 
-def _widen(problem: Problem, threat: Threat, x: Tensor, broken: Tensor) -> Tensor:
-    """(B, R): broken within each radius or a smaller one. What survives goes on from where it stands."""
-    ball, columns = problem.ball, [broken]
+def _press_on(
+    problem: Problem, broken: Tensor, x: Tensor, eps: float, loss: Callable[[Tensor], Loss]
+) -> tuple[Tensor, Tensor]:
+    """Climb on with what is not broken: which images are broken now, and where all of them stand."""
+    rows = (~broken).nonzero().squeeze(1)
+    if not len(rows):
+        return broken, x
+    rest = problem.take(rows)
+    walk = list(_climb(rest, x[rows], eps, loss))
+    fell = torch.stack([z.argmax(1) != rest.y for _, z in walk]).any(0)
+    return broken.index_copy(0, rows, fell), x.index_copy(0, rows, walk[-1][0])
+
+
+def _widen(problem: Problem, threat: Threat, broken: Tensor, x: Tensor) -> Tensor:
+    """(B, R): broken within each radius or a smaller one."""
+    columns = [broken]
     for eps in _radii(threat, x[0].numel())[1:]:
-        rows = (~broken).nonzero().squeeze(1)
-        if len(rows):
-            rest = replace(problem, ball=replace(threat, eps=eps).ball(ball.centre)).take(rows)
-            walk = list(_climb(rest, x[rows], eps))
-            x = x.index_copy(0, rows, walk[-1][0])
-            fell = torch.stack([z.argmax(1) != rest.y for _, z in walk]).any(0)
-            broken = broken.index_copy(0, rows, fell)
+        wider = replace(problem, ball=replace(threat, eps=eps).ball(problem.ball.centre))
+        broken, x = _press_on(wider, broken, x, eps, log_odds)
         columns.append(broken)
     return torch.stack(columns, 1)
 
@@ -297,11 +305,12 @@ def _summary(
     seen: Seen, radii: list[float], queries: int, rounding: float, normalization: NormalizationProbe | None
 ) -> Probes:
     label, losses = seen["label"], seen["losses"]
-    survived = ~seen["wrong"].any(1)
+    survived = ~seen["broken"][:, 0]
     start, end, highest = losses[:, 0], losses[:, -1], losses.amax(1)
     counted = {
         "zero_gradient": seen["zero_gradient"],
-        "misled": seen["misled"],
+        # Where the model rounds its input, a small step changes nothing, whatever a large one does.
+        "misled": seen["misled"] & (seen["tremor"] > 0),
         # One without a gradient has been told already.
         "slack": ~seen["zero_gradient"] & ~((end > start) & (end >= (start + highest) / 2)),
         "survived": survived,

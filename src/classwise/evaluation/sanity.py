@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import torch
 from scipy.stats import binom
-from torch import Tensor, nn
 
-from classwise.forward import dtype_of, frozen, logits_of
 from classwise.reporting.sanity import AgreementProbe, Finding, Probes, Sanity
 from classwise.reporting.story import class_name, listing, p_text
 from classwise.threat import Threat
 from classwise.verdicts import NATURAL, Verdicts
 
 LEVEL = 0.01
+BEATEN = 0.1
+"""Share of all images by which attacks without gradients may be ahead of those with gradients."""
 NAMED = 4
 """Classes that a sentence names."""
 
@@ -37,7 +36,6 @@ def inspect(
     classes: Sequence[str] = (),
     searched: Mapping[str, bool] | None = None,
     probes: Probes | None = None,
-    blind: tuple[int, int] = (0, 0),
     trained_on_these: bool = False,
 ) -> Sanity:
     """Look at a finished evaluation.
@@ -51,13 +49,8 @@ def inspect(
         findings.append(Finding(severity="error", code="trained-on-these", text=text))
     if probes is not None:
         findings += [*_answers(probes), *_gradients(probes, classes), *_scale(probes), *_outputs(probes)]
-    if blind[0]:
-        text = (
-            f"At {blind[0]} of {blind[1]} clean images the gradient is zero or not finite: gradient attacks see "
-            "nothing there, and that such images survive is no evidence of robustness."
-        )
-        findings.append(Finding(severity="warning", code="zero-gradient", text=text))
     findings += _black_boxes(verdicts, searched or {}, classes)
+    findings += _left_alone(verdicts, classes)
     for key, count in rejected.items():
         if count:
             text = f"{key} returned {count} images outside the allowed ball or [0, 1]; they do not count as breaks."
@@ -122,23 +115,12 @@ class _Rule:
 
     code: str
     count: str
-    of: str = "n"
-    """What the count is a part of."""
     allowed: float = 0.05
-    """The share that an honest model may show."""
+    """The share of images that an honest model may show."""
     text: str
 
 
 _WEAK = "gradient attacks are too weak for this model, or it hides its gradients, and its true accuracy may be lower."
-_BLACK_BOX = _Rule(
-    code="black-box-wins",
-    count="black_box",
-    of="survived",
-    # On robust models thousands of queries break a few per cent of what 20 gradient steps leave.
-    allowed=0.1,
-    text="{queries} queries without gradients break {share} images that {steps} steps with gradients had left{where}: "
-    + _WEAK,
-)
 _RULES = (
     _Rule(
         code="zero-gradient",
@@ -150,7 +132,7 @@ _RULES = (
     _Rule(
         code="misleading-gradient",
         count="misled",
-        text="At {share} clean images{where} a small step along the gradient raises the loss by less than a quarter of "
+        text="At {share} clean images{where} a small step along the gradient raises the loss by less than half of "
         "what the gradient promises: it does not describe the model, and attacks that follow it are misled.",
     ),
     _Rule(
@@ -162,9 +144,8 @@ _RULES = (
     _Rule(
         code="one-step-wins",
         count="one_step",
-        of="survived",
-        text="A single step breaks {share} images that {steps} steps had left{where}: the search fails, and that an "
-        "image survives it is no evidence of robustness.",
+        text="A single step breaks {share} images{where} that many had left: the search fails, and that an image "
+        "survives it is no evidence of robustness.",
     ),
     _Rule(
         code="unreached",
@@ -172,7 +153,12 @@ _RULES = (
         text="{share} images{where} keep their label even where every image is allowed (eps = {whole}): an attack that "
         "fails there proves nothing by failing within eps.",
     ),
-    _BLACK_BOX,
+    _Rule(
+        code="black-box-wins",
+        count="black_box",
+        text="{queries} queries without gradients break {share} images{where} that many steps with gradients had left: "
+        + _WEAK,
+    ),
 )
 
 
@@ -186,7 +172,7 @@ def _gradients(probes: Probes, classes: Sequence[str]) -> Iterator[Finding]:
         "queries": probes.black_box.queries if probes.black_box else 0,
     }
     for rule in _RULES:
-        parts = [(part.label, getattr(part, rule.count), getattr(part, rule.of)) for part in probes.by_class]
+        parts = [(part.label, getattr(part, rule.count), part.n) for part in probes.by_class]
         tally = _Tally(parts, rule.allowed)
         if tally.too_many or (rule.code == "zero-gradient" and tally.count):
             yield Finding(
@@ -198,21 +184,43 @@ def _gradients(probes: Probes, classes: Sequence[str]) -> Iterator[Finding]:
 
 
 def _black_boxes(verdicts: Verdicts, searched: Mapping[str, bool], classes: Sequence[str]) -> Iterator[Finding]:
-    """The same of all images, where an attack without gradients ran on them."""
+    """Whether attacks without gradients broke more of all images than those with gradients.
+
+    Not how many of the others' survivors they broke: where few survive at all, those few fall to anything.
+    """
     with_gradients = [key for key, without in searched.items() if not without]
     without_gradients = [key for key, without in searched.items() if without]
     if not with_gradients or not without_gradients:
         return
-    left = np.logical_and.reduce([verdicts.survived(key) for key in (NATURAL, *with_gradients)])
-    broken = left & ~np.logical_and.reduce([verdicts.survived(key) for key in without_gradients])
-    in_class = [(int(label), verdicts.label == label) for label in np.unique(verdicts.label)]
-    parts = [(label, int(broken[rows].sum()), int(left[rows].sum())) for label, rows in in_class]
-    tally = _Tally(parts, _BLACK_BOX.allowed)
+    survives_white, survives_black = (
+        np.logical_and.reduce([verdicts.survived(key) for key in (NATURAL, *keys)])
+        for keys in (with_gradients, without_gradients)
+    )
+    parts = []
+    for label in np.unique(verdicts.label):
+        rows = verdicts.survived(NATURAL) & (verdicts.label == label)
+        lead = int((survives_white & rows).sum()) - int((survives_black & rows).sum())
+        parts.append((int(label), max(lead, 0), int(rows.sum())))
+    tally = _Tally(parts, BEATEN)
     if tally.too_many:
-        text = "{who}, without gradients, broke {share} images that {others} had left{where}: " + _WEAK
-        who, others = listing(without_gradients), listing(with_gradients)
-        text = text.format(who=who, others=others, **tally.words(classes))
-        yield Finding(severity="warning", code=_BLACK_BOX.code, text=text, labels=tally.labels)
+        told = tally.words(classes)
+        text = (
+            f"Without gradients, {listing(without_gradients)} broke {told['share']} images{told['where']} more than "
+            f"{listing(with_gradients)} did: {_WEAK}"
+        )
+        yield Finding(severity="warning", code="black-box-wins", text=text, labels=tally.labels)
+
+
+def _left_alone(verdicts: Verdicts, classes: Sequence[str]) -> Iterator[Finding]:
+    """Classes that an attack passed over, as one does that aims at the class itself."""
+    correct = verdicts.survived(NATURAL)
+    for key in verdicts.forwards.keys() & verdicts.attacks.keys():
+        asked = verdicts.forwards[key] + verdicts.backwards[key] > 0
+        labels = [int(k) for k in np.unique(verdicts.label[correct]) if not asked[verdicts.label == k].any()]
+        if labels and asked.any():
+            named = listing([_name(label, classes) for label in labels[:NAMED]])
+            text = f"{key} did not attack {named}: under it, the class keeps its natural accuracy, which says nothing."
+            yield Finding(severity="info", code="left-alone", text=text, labels=labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,17 +324,6 @@ def _outputs(probes: Probes) -> Iterator[Finding]:
             "answers with NaN or infinity."
         )
         yield Finding(severity="info", code="not-finite-beyond", text=text)
-
-
-def blind_spots(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int]:
-    """How many images have a gradient of the true logit that is zero or not finite, and how many were asked."""
-    with torch.enable_grad(), frozen(model):
-        x = x.detach().to(dtype_of(model)).requires_grad_()
-        logits = logits_of(model(x))
-        (gradient,) = torch.autograd.grad(logits.gather(1, y[:, None]).sum(), x)
-    flat = gradient.flatten(1)
-    blind = (flat == 0).all(1) | ~flat.isfinite().all(1)
-    return int(blind.sum()), len(x)
 
 
 def nearby_fraction(threat: Threat) -> str | None:

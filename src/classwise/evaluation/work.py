@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from classwise.data import ImageSet, ordered
 from classwise.errors import InputError
+from classwise.evaluation.probes import choose, examine
 from classwise.files import digest
 from classwise.forward import blamed_on_the_model, device_of, dtype_of, exact, frozen, logits_of
 from classwise.metrics.counts import Ints
 from classwise.noise import ExampleNoise
 from classwise.progress import Progress
 from classwise.reporting.effort import AttackInfo, ClassEffort, StageInfo
+from classwise.reporting.sanity import Probes
 from classwise.rundir import RunDirectory
 from classwise.threat import Threat
 from classwise.types import Corruption, MeasuredAttack
@@ -29,6 +31,8 @@ from classwise.verdicts import NATURAL, PENDING, Verdicts
 
 SAVE_SECONDS = 5.0
 """How much work an evaluation may lose when it is killed."""
+NATURAL_SAMPLE = 200
+"""Images, right and wrong as they come, on which other scales of the input are tried."""
 NOTE_SECONDS = 1.0
 """How often a long batch says that it is alive."""
 
@@ -48,15 +52,16 @@ class Parts:
 
     variants: Mapping[str, MeasuredAttack]
     stages: Mapping[str, MeasuredAttack]
+    units: Mapping[str, MeasuredAttack]
+    """What really runs: the variants, the stages, or the attack itself."""
 
     @classmethod
     def of(cls, key: str, attack: MeasuredAttack, num_classes: int) -> Parts:
         """Take an attack apart."""
         name = key.partition(":")[0]
-        return cls(
-            variants={f"{name}:{which}": variant for which, variant in attack.variants().items()},
-            stages={f"{key}/{which}": stage for which, stage in attack.stages(num_classes).items()},
-        )
+        variants = {f"{name}:{which}": variant for which, variant in attack.variants().items()}
+        stages = {f"{key}/{which}": stage for which, stage in attack.stages(num_classes).items()}
+        return cls(variants, stages, units=variants or stages or {key: attack})
 
 
 class Work:
@@ -158,7 +163,7 @@ class Work:
     ) -> AttackInfo:
         """What an attack was and what it cost, in all and by class."""
         verdicts = self.verdicts
-        units = list(parts.variants or parts.stages or [key])
+        units = list(parts.units)
         passes = {
             "forwards": np.sum([verdicts.forwards[unit] for unit in units], axis=0),
             "backwards": np.sum([verdicts.backwards[unit] for unit in units], axis=0),
@@ -196,11 +201,23 @@ class Work:
             strongest=self.strongest(parts) if parts.variants else None,
         )
 
-    def sample(self, size: int) -> tuple[Tensor, Tensor]:
-        """Some of the examples that the attacks had to work on."""
-        rows = np.flatnonzero(self.verdicts.survived(NATURAL))
-        x, y, _ = self._images(rows[np.linspace(0, len(rows) - 1, min(size, len(rows)), dtype=int)])
-        return x, y
+    def examine(self) -> Probes:
+        """Short experiments on a few of the examples that the attacks had to work on."""
+        label = self.verdicts.label
+        x, y, index = self._images(choose(label, self.verdicts.survived(NATURAL)))
+        some = np.linspace(0, len(label) - 1, min(NATURAL_SAMPLE, len(label)), dtype=int)
+        natural, names, _ = self._images(some)
+        return examine(
+            self.model,
+            x,
+            y,
+            index=index,
+            threat=self.threat,
+            seed=self.seed,
+            natural=(natural, names),
+            batch_size=self.batch_size,
+            progress=self.progress,
+        )
 
     def save(self) -> None:
         """Put what is decided on disk."""

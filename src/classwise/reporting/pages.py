@@ -22,7 +22,7 @@ from markupsafe import Markup
 from classwise.errors import InputError, unknown
 from classwise.reporting import charts, story, trust
 from classwise.reporting.comparison import ClassChange, Comparison, Row
-from classwise.reporting.estimates import ClassEstimate
+from classwise.reporting.estimates import ClassEstimate, Estimate
 from classwise.reporting.report import ClassReport, Result, Worst
 from classwise.verdicts import NATURAL, WORST_CASE
 
@@ -51,6 +51,9 @@ def report_page(report: ClassReport) -> str:
         probe_rows=trust.rows(report),
         probe_curves=trust.curves(report),
         model_facts=_facts(report.model),
+        costs={key: attack.by_class for key, attack in report.attacks.items() if attack.by_class},
+        severities=_severities(report),
+        corrupted=_corrupted(report),
     )
 
 
@@ -115,6 +118,19 @@ def comparison_fragment(comparison: Comparison) -> str:
 
 
 # One model
+
+
+def _severities(report: ClassReport) -> list[int]:
+    return sorted({part.severity for part in report.corruptions.results}) if report.corruptions else []
+
+
+def _corrupted(report: ClassReport) -> list[tuple[str, str, list[Estimate | None]]]:
+    """Family, kind, and what is left at every severity."""
+    if report.corruptions is None:
+        return []
+    found = {(part.kind, part.severity): part.overall for part in report.corruptions.results}
+    kinds = dict.fromkeys((part.family, part.kind) for part in report.corruptions.results)
+    return [(family, kind, [found.get((kind, at)) for at in _severities(report)]) for family, kind in kinds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +268,7 @@ def _broken(report: ClassReport) -> list[_Broken] | None:
     counts = Counter(verdicts.broken_by)
     return [
         _Broken(key=key, count=counts[key], share=round(100 * counts[key] / len(verdicts), 2))
-        for key in (*verdicts.keys, None)
+        for key in (*verdicts.parts, None)
     ]
 
 
@@ -473,6 +489,7 @@ def _environment() -> Environment:
         unbroken=_unbroken,
         count=lambda value: f"{value:,}",
         compact=lambda value: f"{value:g}",
+        decided=lambda settings: re.sub(r"\b\w+=None(, |(?=\)))", "", settings).replace(", )", ")"),
     )
     environment.globals.update(
         interval=story.interval,

@@ -36,13 +36,13 @@ class ClassProbe(Part):
     slack: int
     """Many steps end nearer to the loss they began with than to the highest they passed."""
     survived: int
-    """The label outlives the many steps within eps."""
+    """The label outlives many steps on either of two losses within eps."""
     one_step: int
     """It does, but not a single step of the whole radius."""
-    unreached: int
-    """The label outlives them even where every image is allowed."""
     black_box: int
-    """It outlives those within eps, but not a short attack that sees no gradient."""
+    """It does, but not a short attack that sees no gradient."""
+    unreached: int
+    """It outlives many steps even where every image is allowed."""
 
 
 class StepProbe(Part):

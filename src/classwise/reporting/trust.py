@@ -26,12 +26,13 @@ def rows(report: ClassReport) -> list[tuple[str, str]]:
         ("The gradient is zero, lost in rounding or not finite", _images(report, "zero_gradient")),
         ("A small step along the gradient brings far less than promised", _images(report, "misled")),
         (f"{steps} steps do not raise the loss, or lose it again", _images(report, "slack")),
-        (f"A single step breaks what {steps} steps left", _images(report, "one_step", of="survived")),
+        ("Labels that survive many steps", _images(report, "survived", named=False)),
+        ("A single step breaks what many left", _images(report, "one_step")),
         ("The label stays even where every image is allowed", _images(report, "unreached")),
     ]
     if probes.black_box is not None:
-        what = f"{probes.black_box.queries} queries without gradients break what {steps} steps left"
-        told.append((what, _images(report, "black_box", of="survived")))
+        what = f"{probes.black_box.queries} queries without gradients break what many steps left"
+        told.append((what, _images(report, "black_box")))
     margin = "" if output.median_margin is None else f"; median margin {output.median_margin:.3g}"
     told += [
         ("The same batch three times", _agreement(probes.repeated)),
@@ -52,18 +53,17 @@ def rows(report: ClassReport) -> list[tuple[str, str]]:
     return told
 
 
-def _images(report: ClassReport, count: str, of: str = "n") -> str:
+def _images(report: ClassReport, count: str, *, named: bool = True) -> str:
     """So many of so many, and of which classes where there are any."""
     probes = report.sanity.probes
     assert probes is not None
-    parts = [(part.label, getattr(part, count), getattr(part, of)) for part in probes.by_class]
+    parts = [(part.label, getattr(part, count), part.n) for part in probes.by_class]
     seen = sorted((part for part in parts if part[1]), key=lambda part: (-part[1] / part[2], part[0]))
     names = [f"{story.class_name(report.dataset.classes[label])} {some} of {n}" for label, some, n in seen]
     if len(names) > NAMED:
         names[NAMED:] = [f"{len(names) - NAMED} more"]
-    total = sum(n for _, _, n in parts)
-    share = f"{sum(some for _, some, _ in parts)} of {total}" if total else "none was left"
-    return f"{share}: {', '.join(names)}" if names else share
+    share = f"{sum(some for _, some, _ in parts)} of {probes.n}"
+    return f"{share}: {', '.join(names)}" if names and named else share
 
 
 def _agreement(probe: AgreementProbe) -> str:

@@ -141,12 +141,13 @@ def last_unchanged(step_sizes: list[float], last: int, k: int) -> bool:
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
 @pytest.mark.parametrize("loss", ["ce", "margin"])
-@pytest.mark.parametrize("steps", [1, 2, 10, 50])
-def test_walks_as_algorithm_1_does(steps: int, loss: Any, norm: Any) -> None:
+@pytest.mark.parametrize(("steps", "rho"), [(1, 0.75), (2, 0.75), (10, 0.75), (50, 0.75), (50, 0.2)])
+def test_walks_as_algorithm_1_does(steps: int, rho: float, loss: Any, norm: Any) -> None:
+    """With a small ρ condition 1 is rare, and it is up to condition 2 to halve the step size."""
     model = Curved()
     x = images(40, 0)
     y = predicted(model, x)
-    attack = APGD(eps=0.04 if norm == "Linf" else 0.15, norm=norm, steps=steps, loss=loss)
+    attack = APGD(eps=0.04 if norm == "Linf" else 0.15, norm=norm, steps=steps, loss=loss, rho=rho)
     x_adv = attack(model, x, y, generator=streams(40))
     start = random_start(attack.pose(model, x, y, generator=streams(40)))
     kept = predicted(model, x_adv) == y

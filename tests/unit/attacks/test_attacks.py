@@ -42,7 +42,7 @@ TABLE = [
     APGD(steps=6, loss="dlr", restarts=2),
     APGD(steps=6, loss="margin", target="most-likely", eot=2),
     AutoAttack(attacks=("square", "fab-t", "apgd-t", "apgd-ce"), steps=6, queries=20),
-    CWL2(search_steps=2, steps=12, initial_c=0.1),
+    CWL2(search_steps=2, steps=12, initial_c=1),
     CWLinf(search_steps=2, steps=12),
     CWPGD(steps=3),
     FAB(steps=3),

@@ -173,6 +173,35 @@ def test_nattack_moves_along_the_gradient() -> None:
     assert ((direction - slope).abs() < 4.5 * error + 1e-3).all()  # sigma bends the slope by about 1e-3
 
 
+@pytest.mark.parametrize("norm", ["Linf", "L2"])
+def test_a_step_of_nattack_against_the_formula(norm: Norm) -> None:
+    """mu + learning_rate / (n sigma) Σ A_i z_i, written out in numpy with the same draws."""
+    model = Linear(4, 18, 5)
+    x = inner_images((3, 2, 3, 3), 5)
+    y = predicted(model, x)
+    attack = NAttack(eps=0.05, norm=norm, iterations=1, population=11)
+    found = attack(model, x, y, generator=stream(3, 2)).numpy()
+
+    noise = stream(3, 2)
+    mean = np.arctanh((2 * x.numpy() - 1) * (1 - 1e-6)) + 0.001 * noise.normal(x).numpy()
+    draws = noise.normal(x[:, None].expand(-1, 11, -1, -1, -1)).numpy()
+
+    def clipped(w: np.ndarray, centre: np.ndarray) -> np.ndarray:
+        delta = (np.tanh(w) + 1) / 2 - centre
+        if norm == "Linf":
+            return centre + np.clip(delta, -0.05, 0.05)
+        return centre + delta * min(1.0, 0.05 / np.linalg.norm(delta))
+
+    for image, centre, label, mu, z in zip(found, x.numpy(), y.tolist(), mean, draws, strict=True):
+        members = torch.tensor(np.stack([clipped(mu + 0.1 * one, centre) for one in z]))
+        with torch.no_grad():
+            logits = model(members).numpy()
+        reward = -0.5 * np.maximum(logits[:, label] - np.delete(logits, label, axis=1).max(1), 0)
+        advantage = (reward - reward.mean()) / (reward.std() + 1e-7)
+        moved = mu + 0.02 / (11 * 0.1) * np.einsum("i,ichw->chw", advantage, z)
+        assert np.allclose(image, clipped(moved, centre), atol=1e-12)
+
+
 @given(seed=st.integers(0, 2**16), num_classes=st.sampled_from([2, 3, 4, 10, 200]), spread=st.floats(0.1, 5.0))
 @settings(max_examples=40, deadline=None)
 def test_rewards_against_their_definitions(seed: int, num_classes: int, spread: float) -> None:
@@ -249,6 +278,7 @@ def test_breaks_what_a_smaller_ball_already_holds(
     # A broken example asked for whole steps and one look at the last of them, or was broken by the last step of all.
     whole, looks = effort.forwards // (population + 1), effort.forwards % (population + 1)
     assert ((looks == 1) | (whole == 30))[broken].all()
+    assert (whole < 30)[reachable[0] > 0].all()
     assert (effort.backwards == 0).all()
 
 

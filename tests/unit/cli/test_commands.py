@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import classwise as cw
 from classwise.cli import app
 from classwise.reporting import load_report
+from classwise.reporting.sanity import Finding, Sanity
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,23 @@ def test_check_exit_codes(runs: Path) -> None:
     assert invoke("check", runs / "standard", "--no-worse-than", runs / "madry")[0] == 1
     code, out, _ = invoke("check", runs / "standard", "--no-worse-than", runs / "madry", "--json")
     assert (code, json.loads(out)["passed"]) == (1, False)
+
+
+def test_check_fails_on_findings(runs: Path, tmp_path: Path) -> None:
+    report = load_report(runs / "madry")
+    findings = [
+        Finding(severity="warning", code="zero-gradient", text="At 9 of 40 images"),
+        Finding(severity="info", text="well"),
+    ]
+    report.model_copy(update={"sanity": Sanity(findings=findings)}).to_json(tmp_path / "report.json")
+    assert invoke("check", tmp_path, "--fail-on", "error")[0] == 0
+    code, out, _ = invoke("check", tmp_path, "--fail-on", "warning", "--min-average", "0")
+    assert code == 1
+    assert [line.split()[0] for line in out.splitlines()] == ["ok", "FAILED"]
+    assert "sanity: warning, zero-gradient: At 9 of 40 images" in out
+    code, out, _ = invoke("check", tmp_path, "--fail-on", "info", "--json")
+    assert code == 1
+    assert [check["passed"] for check in json.loads(out)["checks"]] == [False, False]
 
 
 @pytest.mark.parametrize("kind", ["attacks", "methods", "models", "datasets", "recipes"])
@@ -160,6 +178,7 @@ def test_bad_input_is_one_line_and_exit_2(runs: Path, tmp_path: Path, arguments:
         (["check", "{run}"], "nothing to check"),
         (["check", "{run}", "--no-worse-than", "{run}", "--alpha", "5"], "alpha must lie between 0 and 1, got 5"),
         (["check", "{run}", "--min-worst", "nan"], "a limit is a percentage from 0 to 100, got nan"),
+        (["check", "{run}", "--fail-on", "warn"], "unknown severity 'warn': did you mean 'warning'?"),
         (["compare", "{run}", "{run}", "--out", "{tmp}"], "is a directory: --out names the page's file"),
         (["check", "{tmp}", "--min-worst", "1"], "holds no report.json"),
         (["check", "{run}", "--min-worst", "1", "--attack", "pgdd"], "unknown result 'pgdd': did you mean 'pgd'?"),

@@ -169,3 +169,12 @@ def test_corrupted_verdicts_are_those_of_the_corrupted_images(model: nn.Module) 
     report = cw.evaluate(model, "digits", attacks=[corruption])
     assert np.array_equal(report.verdicts.corrupted["brightness/3"], expected.numpy())
     assert list(report.results) == ["natural"]
+
+
+def test_a_class_that_is_the_target_is_said_to_be_left_alone(model: nn.Module) -> None:
+    report = cw.evaluate(model, "digits", attacks=["pgd:steps=2,target=3", "fgsm"], eps=EPS, per_class=10)
+    (finding,) = [one for one in report.sanity.findings if one.code == "left-alone"]
+    assert (finding.severity, finding.labels) == ("info", [3])
+    assert finding.text.startswith("pgd did not attack class 3:")
+    assert report["pgd"].by_class[3] == report["natural"].by_class[3]
+    assert report.attacks["pgd"].by_class[3].forwards == 0

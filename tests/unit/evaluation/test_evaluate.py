@@ -348,7 +348,7 @@ def test_verdicts_are_reached_in_plain_float32(model: nn.Module) -> None:
     with torch.autocast("cpu", torch.float16, enabled=True):
         report = cw.evaluate(Watched(), "digits", attacks=["fgsm"], eps=EPS, per_class=2)
         assert torch.is_autocast_enabled("cpu")
-    natural, attack, verdict, _ = seen[-4:]
+    _, _, natural, attack, verdict, *_ = seen  # after two looks at what the model is, and before the probes
     assert natural == verdict == (False, False)
     assert attack[1]
     assert np.array_equal(
@@ -417,8 +417,8 @@ def test_an_attack_that_fails_is_no_evidence(model: nn.Module) -> None:
             return self.inner(x) + 0 * (x - x.detach()).abs().sqrt().flatten(1).sum(1, keepdim=True)
 
     report = cw.evaluate(Masked(), "digits", attacks=["pgd:steps=2"], eps=EPS)
-    assert [finding.severity for finding in report.sanity.findings] == ["warning"]
-    assert report.sanity.findings[0].text.startswith("At 100 of 100 clean images the gradient is zero or not finite")
+    assert {finding.severity for finding in report.sanity.findings} == {"warning"}
+    assert report.sanity.findings[0].text.startswith("At 40 of 40 clean images the gradient is zero or not finite")
     assert not cw.evaluate(model, "digits", attacks=["pgd:steps=2"], eps=EPS).sanity.findings
 
     class Rounded(Masked):

@@ -5,8 +5,9 @@ import pytest
 
 from classwise.errors import InputError
 from classwise.reporting import ClassReport, compare
-from classwise.reporting.gate import no_worse_than, thresholds
+from classwise.reporting.gate import no_findings, no_worse_than, thresholds
 from classwise.reporting.report import DatasetInfo, ThreatInfo
+from classwise.reporting.sanity import Finding, Sanity
 from classwise.verdicts import Verdicts
 
 CLASSES = ["ant", "bee", "fly"]
@@ -151,3 +152,31 @@ def test_unpaired_runs_cannot_be_gated():
     with pytest.raises(InputError) as caught:
         no_worse_than(comparison, "pgd", ALPHA)
     assert str(caught.value) == "the two runs were not measured on the same examples: no paired test is possible"
+
+
+@pytest.mark.parametrize(
+    ("severity", "failures"),
+    [("error", ["trained-on-these"]), ("warning", ["trained-on-these", "unreached"]), ("info", None)],
+)
+def test_findings_fail_from_a_severity_up(report, severity, failures):
+    found = [
+        Finding(severity="info", code="rounded-eps", text="eps is rounded"),
+        Finding(severity="warning", code="unreached", text="3 images keep their label"),
+        Finding(severity="error", code="trained-on-these", text="seen before"),
+    ]
+    checks = no_findings(report.model_copy(update={"sanity": Sanity(findings=found)}), severity)
+    assert not any(check.passed for check in checks)
+    codes = failures or ["trained-on-these", "unreached", "rounded-eps"]
+    assert [check.text.split(": ")[1].split(", ")[1] for check in checks] == codes
+    assert checks[0].text == "sanity: error, trained-on-these: seen before"
+
+
+def test_no_findings_pass_and_what_was_not_probed_is_said(report):
+    mild = Sanity(findings=[Finding(severity="info", text="all well")])
+    (check,) = no_findings(report.model_copy(update={"sanity": mild}), "warning")
+    assert (check.passed, check.text) == (
+        True,
+        "sanity: no finding of severity warning or graver (no probes were made)",
+    )
+    with pytest.raises(InputError, match=r"unknown severity 'warn': did you mean 'warning'\?"):
+        no_findings(report, "warn")

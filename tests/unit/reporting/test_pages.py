@@ -12,8 +12,9 @@ import pytest
 from classwise.errors import InputError
 from classwise.reporting import charts
 from classwise.reporting.comparison import compare
+from classwise.reporting.corruptions import CorruptionInfo, Corruptions
+from classwise.reporting.effort import AttackInfo, ClassEffort, StageInfo
 from classwise.reporting.pages import comparison_fragment, comparison_page, report_fragment, report_page
-from classwise.reporting.effort import AttackInfo
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
 from classwise.reporting.sanity import Finding, Sanity
 from classwise.reporting.story import comparison_sentences, sentence
@@ -217,15 +218,71 @@ def test_without_verdicts_the_page_says_so() -> None:
 
 
 def test_settings_findings_and_model_are_told() -> None:
-    attack = AttackInfo(spec="pgd:steps=20", settings="PGD(steps=20)", attacked=8130, rejected=3, seconds=14.2)
+    attack = AttackInfo(
+        spec="pgd:steps=20",
+        settings="PGD(target=None, steps=20, step_size=None)",
+        attacked=8130,
+        rejected=3,
+        seconds=14.2,
+        forwards=162600,
+        backwards=162601,
+    )
     findings = [Finding(severity="info", text="all well"), Finding(severity="warning", text="gradients vanish")]
     page = Page(report_page(cifar_report(attacks={"pgd": attack}, findings=findings)))
     row = page.tables["Attacks and their settings"][1]
-    assert row == ["pgd", "pgd:steps=20", "PGD(steps=20)", "8,130", "3", "14.2"]
+    assert row == ["pgd", "pgd:steps=20", "PGD(steps=20)", "8,130", "3", "162,600", "162,601", "14.2"]
     assert page.text.index("gradients vanish") < page.text.index("Results")  # a warning is not hidden at the end
     assert re.search(r"Warning\s+gradients vanish\s*Note\s+all well", page.text)
     for told in ("8/255", "0.0313725", "11,173,962", "versions torch", "2.11.0"):
         assert told in page.text
+
+
+def test_stages_variants_and_costs_are_told() -> None:
+    stages = [
+        StageInfo(
+            name=name, settings="", attacked=attacked, broke=broke, rejected=0, seconds=1.5, forwards=400, backwards=8
+        )
+        for name, attacked, broke in (("apgd-ce", 80, 30), ("square", 50, 0))
+    ]
+    by_class = [ClassEffort(label=k, name=str(k), attacked=8 * (k != 3), forwards=40, backwards=1) for k in range(10)]
+    told = {"spec": "s", "settings": "S()", "attacked": 80, "rejected": 0, "seconds": 3.0}
+    attacks = {
+        "pgd": AttackInfo(**told, stages=stages, by_class=by_class),
+        "grid": AttackInfo(**told, strongest="grid:inv_t=5"),
+    }
+    page = Page(report_page(cifar_report(attacks=attacks)))
+    assert page.tables["Stages of pgd"][1:] == [
+        ["apgd-ce", "80", "30", "400", "8", "1.5"],
+        ["square", "50", "0", "400", "8", "1.5"],
+    ]
+    assert [row[1] for row in page.tables["Passes by class"][1:]] == ["5.0 + 0.1"] * 3 + ["–"] + ["5.0 + 0.1"] * 6
+    assert "grid:inv_t=5 was the strongest" in " ".join(page.text.split())
+
+
+def test_corruptions_have_a_section_of_their_own() -> None:
+    report = make_report({"natural": [9, 8], "pgd": [5, 2]}, n=10)
+    label = np.repeat([0, 1], 10)
+    kinds = [
+        ("fog", "weather", 1, 6),
+        ("fog", "weather", 5, 2),
+        ("snow", "weather", 5, 10),
+        ("contrast", "digital", 1, 0),
+    ]
+    verdicts = Verdicts.pending(np.arange(20), label, [], corrupted=[f"{kind}/{at}" for kind, _, at, _ in kinds])
+    for kind, _, at, kept in kinds:
+        verdicts.corrupted[f"{kind}/{at}"] = np.where(np.arange(20) % 10 < kept, label, 1 - label)
+    infos = [CorruptionInfo(key=f"{kind}/{at}", kind=kind, family=family, severity=at) for kind, family, at, _ in kinds]
+    section = Corruptions.from_verdicts(verdicts, infos, ["a", "b"])
+    page = Page(report_page(report.model_copy(update={"corruptions": section})))
+    assert page.tables["Accuracy by kind and severity"][1:] == [
+        ["weather", "fog", "60.0", "20.0"],
+        ["weather", "snow", "–", "100.0"],
+        ["digital", "contrast", "0.0", "–"],
+    ]
+    rows = page.tables["Accuracy by class and family"]
+    assert rows[0] == ["Class", "weather", "digital"]
+    assert [cell.split()[0] for cell in rows[1]] == ["0", "60.0", "0.0"]
+    assert "Natural corruptions" not in Page(report_page(report)).text
 
 
 def test_class_without_examples_is_a_dash_not_zero() -> None:

@@ -85,7 +85,10 @@ def test_file_has_the_shape_of_the_contract(written):
     assert written["dataset"] == {"name": "birds", "split": "test", "n": 90, "classes": CLASSES, "digest": None}
     assert written["model"] == {"name": "net", "parameters": 12}
     assert written["threat"] == {"norm": "Linf", "eps": 8 / 255, "eps_text": "8/255"}
-    assert written["sanity"] == {"findings": [{"severity": "info", "text": "All is well."}]}
+    assert written["sanity"] == {
+        "findings": [{"severity": "info", "code": "remark", "text": "All is well.", "labels": []}],
+        "probes": None,
+    }
     assert list(written["attacks"]) == ["fgsm", "pgd:steps=40"]
     assert list(written["results"]) == list(written["confusion"]) == RESULTS
     for result in written["results"].values():

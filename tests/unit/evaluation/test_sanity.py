@@ -1,0 +1,464 @@
+"""The probes and the findings: masked models are called out, in the classes that are masked; honest ones are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import classwise as cw
+from classwise.data import load_data, ordered, to_float
+from classwise.evaluation.probes import LARGEST_SAMPLE, SAMPLE, SHOWN, STEPS, choose, examine
+from classwise.evaluation.sanity import LEVEL, inspect
+from classwise.forward import dtype_of
+from classwise.models.load import load_model
+from classwise.models.normalize import NORMALIZATIONS
+from classwise.reporting.sanity import Finding, Probes, Sanity
+from classwise.threat import Threat
+from classwise.verdicts import Verdicts
+
+DIGITS = [f"digit {k}" for k in range(10)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, nn.Module]:
+    """Honest models, trained as standard and as adversarial training have it."""
+    root = tmp_path_factory.mktemp("runs")
+    cw.train("digits/standard", out=root / "standard", epochs=6)
+    cw.train("digits/madry", out=root / "madry", epochs=12, attack={"steps": 3})
+    return {name: load_model(str(root / name)) for name in ("standard", "madry")}
+
+
+def pixels() -> tuple[Tensor, Tensor]:
+    data = load_data("digits", split="test")
+    return to_float(data.images), torch.from_numpy(data.labels)
+
+
+def probe(model: nn.Module, eps: str = "0.2", norm: str = "Linf", **options: object) -> Probes:
+    """As an evaluation does it."""
+    torch.manual_seed(0)  # for models that draw
+    x, y = pixels()
+    with torch.no_grad():
+        right = (model(x.to(dtype_of(model))).argmax(1) == y).numpy()
+    rows = choose(y.numpy(), right)
+    given = {"index": torch.arange(len(x))[rows], "threat": Threat.parse(eps, norm), "natural": (x[:200], y[:200])}
+    return examine(model, x[rows], y[rows], **(given | options))  # type: ignore[arg-type]
+
+
+def findings(probes: Probes, eps: str = "0.2") -> dict[str, Finding]:
+    label = np.arange(10)
+    survivors = Verdicts(index=label, label=label, natural=label, attacks={"pgd": label})
+    found = inspect(survivors, Threat.parse(eps), rejected={}, classes=DIGITS, probes=probes).findings
+    assert len({finding.code for finding in found}) == len(found)
+    return {finding.code: finding for finding in found}
+
+
+class Around(nn.Module):
+    """A model with something before and after it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        before: Callable[[Tensor], Tensor] = lambda x: x,
+        after: Callable[[Tensor], Tensor] = lambda z: z,
+    ) -> None:
+        super().__init__()
+        self.model, self.before, self.after = model, before, after
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.model(self.before(x)))
+
+
+# Honest models
+
+
+@pytest.mark.parametrize(("eps", "norm"), [("0.1", "Linf"), ("0.2", "Linf"), ("0.6", "L2")])
+@pytest.mark.parametrize("name", ["standard", "madry"])
+def test_honest_models_are_not_accused(models: dict[str, nn.Module], name: str, eps: str, norm: str) -> None:
+    probes = probe(models[name], eps, norm)
+    assert findings(probes) == {}
+    losses = [part.log_odds for part in probes.steps]
+    assert losses == sorted(losses)
+    assert probes.radii[-1].broken == probes.n >= 38
+    assert [part.label for part in probes.by_class] == list(range(10))
+
+
+def test_double_precision_sees_the_same(models: dict[str, nn.Module]) -> None:
+    exact, usual = probe(deepcopy(models["madry"]).double()), probe(models["madry"])
+    assert exact.by_class == usual.by_class
+    assert exact.rounding < 1e-9 < usual.rounding
+    assert findings(exact) == {}
+
+
+@pytest.mark.parametrize("name", ["trades", "wat"])
+def test_honest_cifar_models_are_not_accused(name: str, real_data: Path, real_checkpoints: Path) -> None:
+    model = load_model("resnet18", weights=real_checkpoints / f"cifar10_resnet18_{name}.safetensors")
+    data = load_data("cifar10", split="test")
+    x, y, index = next(ordered(data, np.arange(60), 60))
+    with torch.no_grad():
+        right = (model(x).argmax(1) == y).numpy()
+    rows = choose(y.numpy(), right)[::3]
+    sample = {"index": index[rows], "threat": Threat.parse("8/255"), "natural": (x, y), "queries": 20}
+    probes = examine(model, x[rows], y[rows], **sample)
+    assert findings(probes) == {}
+    assert probes.radii[-1].broken == probes.n
+    assert probes.normalization is not None
+    assert probes.normalization.n == 60
+
+
+# Planted ones
+
+
+class Sine(nn.Module):
+    """Shattered gradients: a ripple too small to see, whose slope is forty times that of the model."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.02 * torch.sin(2000 * x)
+
+
+def padded(x: Tensor) -> Tensor:
+    """Random resizing and padding."""
+    top, left = torch.randint(0, 2, (2,)).tolist()
+    return F.pad(F.interpolate(x, size=(7, 7), mode="bilinear"), (left, 1 - left, top, 1 - top))
+
+
+def standardised(x: Tensor) -> Tensor:
+    """Each image by itself, which an image of one colour does not survive."""
+    return 0.4 + 0.3 * (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True)
+
+
+PLANTED: dict[str, tuple[Callable[[nn.Module], nn.Module], dict[str, str]]] = {
+    "rounded input": (
+        lambda model: Around(model, before=lambda x: (8 * x).round() / 8),
+        {"zero-gradient": "warning", "unreached": "warning", "black-box-wins": "warning", "unmoved": "info"},
+    ),
+    "large logits": (lambda model: Around(model, after=lambda z: 1e4 * z), {"saturated": "warning"}),
+    "steep output": (
+        lambda model: Around(model, after=lambda z: torch.tanh(200 * (z - z.mean(1, True))) + 1e-3 * z.detach()),
+        {"zero-gradient": "warning", "unreached": "warning", "black-box-wins": "warning"},
+    ),
+    "random padding": (lambda model: Around(model, before=padded), {"random-answers": "error"}),
+    "shattered": (
+        lambda model: Around(model, before=Sine()),
+        {"misleading-gradient": "warning", "loss-does-not-rise": "warning", "black-box-wins": "warning"},
+    ),
+    "turned gradient": (
+        lambda model: Around(model, before=lambda x: 2 * x.detach() - x),
+        {"misleading-gradient": "warning", "loss-does-not-rise": "warning", "unreached": "warning"},
+    ),
+    "NaN gradient": (
+        lambda model: Around(model, before=lambda x: x + 0 * (x - x.detach()).abs().sqrt()),
+        {"zero-gradient": "warning", "unreached": "warning"},
+    ),
+    "batch statistics": (
+        lambda model: Around(model, before=lambda x: 0.3 + 0.3 * F.batch_norm(x, None, None, training=True)),
+        {"batch-dependent": "warning"},
+    ),
+    "probabilities": (lambda model: Around(model, after=lambda z: z.softmax(1)), {"probabilities": "warning"}),
+    "bytes expected": (lambda model: Around(model, before=lambda x: x / 255), {"missing-normalization": "warning"}),
+    "image standardised": (
+        lambda model: Around(model, before=standardised),
+        {"not-finite-beyond": "info"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_models_are_called_out(models: dict[str, nn.Module], name: str) -> None:
+    plant, expected = PLANTED[name]
+    found = {code: finding.severity for code, finding in findings(probe(plant(models["standard"]))).items()}
+    assert expected.items() <= found.items()
+    if "warning" not in expected.values() and "error" not in expected.values():
+        assert found == expected
+
+
+def test_log_probabilities_and_straight_through_rounding_hide_nothing(models: dict[str, nn.Module]) -> None:
+    """The first is as good as logits; the second is told, because its gradient is not the model's own."""
+    model = models["standard"]
+    assert findings(probe(Around(model, after=lambda z: z.log_softmax(1)))) == {}
+    through = Around(model, before=lambda x: x + ((16 * x).round() / 16 - x).detach())
+    assert {code: found.severity for code, found in findings(probe(through)).items()} == {"unmoved": "info"}
+
+
+@pytest.mark.parametrize("how", ["no gradient", "shattered"])
+def test_masked_classes_are_the_ones_named(models: dict[str, nn.Module], how: str) -> None:
+    class Masked(nn.Module):
+        """Hides the gradient where it answers 3 or 5."""
+
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model, self.ripple = model, Sine()
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits = self.model(x)
+            hidden = logits.detach() if how == "no gradient" else self.model(self.ripple(x))
+            return torch.where(torch.isin(logits.argmax(1), torch.tensor([3, 5]))[:, None], hidden, logits)
+
+    found = findings(probe(Masked(models["standard"])))
+    code = {"no gradient": "zero-gradient", "shattered": "misleading-gradient"}[how]
+    assert found[code].severity == "warning"
+    assert "8 of 40 clean images (digit 3 4 of 4 and digit 5 4 of 4)" in found[code].text
+    assert {tuple(finding.labels) for finding in found.values()} == {(3, 5)}
+
+
+def test_randomness_that_changes_no_label_is_a_warning(models: dict[str, nn.Module]) -> None:
+    noisy = Around(models["standard"], after=lambda z: z + 0.01 * torch.rand_like(z))
+    found = findings(probe(noisy))["random-answers"]
+    assert found.severity == "warning"
+    assert "0 of 40 labels change" in found.text
+
+
+def test_answers_that_are_not_finite(models: dict[str, nn.Module]) -> None:
+    """Within the ball that is a warning."""
+
+    def poisoned(z: Tensor) -> Tensor:
+        return z.masked_fill(z.argmax(1, keepdim=True) == 3, torch.nan)
+
+    model = Around(models["standard"], after=poisoned)
+    x, y = pixels()
+    with torch.no_grad():
+        right = (model(x).argmax(1) == y).numpy() & (y != 3).numpy()
+    rows = choose(y.numpy(), right)
+    probes = examine(model, x[rows], y[rows], index=torch.as_tensor(rows), threat=Threat.parse("0.3"))
+    assert probes.output.not_finite > 0
+    assert findings(probes)["not-finite"].severity == "warning"
+    assert Probes.model_validate_json(probes.model_dump_json()) == probes
+
+
+@pytest.mark.parametrize("undone", [False, True])
+def test_a_normalisation_too_few_or_too_many_is_named(undone: bool) -> None:
+    """For a model that can read the images in one scale alone: the label is their brightness, in steps of a tenth."""
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in NORMALIZATIONS["cifar10"])
+
+    class Reader(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            read = (x - mean) / std if undone else x * std + mean
+            return -(read.mean((1, 2, 3))[:, None] - torch.arange(10) / 10 - 0.05).abs()
+
+    y = torch.arange(60) % 10
+    x = (y / 10 + 0.05)[:, None, None, None].expand(-1, 3, 4, 4).clone()
+    right = Reader()(x).argmax(1) == y
+    sample = {"index": torch.arange(60)[right], "threat": Threat.parse("8/255"), "queries": 0}
+    probes = examine(Reader(), x[right], y[right], natural=(x, y), **sample)
+    assert probes.normalization is not None
+    assert (probes.normalization.best, probes.normalization.undone) == ("the normalisation of cifar10", undone)
+    assert probes.normalization.best_correct == probes.normalization.n == 60
+    assert probes.black_box is None
+    code, begin = ("double-normalization", "With") if undone else ("missing-normalization", "In")
+    what = f"the normalisation of cifar10{' undone' if undone else ''}"
+    gets = f"the model gets 60 instead of {int(right.sum())} of 60 images right (p < 0.001)"
+    assert findings(probes)[code].text.startswith(f"{begin} {what} {gets}")
+
+
+# The measurements against what is known
+
+
+class Linear(nn.Module):
+    """Two classes, apart by w · x + b."""
+
+    def __init__(self, weight: Tensor, bias: float) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(weight), bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        score = x.flatten(1) @ self.weight + self.bias
+        return torch.stack([score, -score], 1)
+
+
+@pytest.mark.parametrize("norm", ["Linf", "L2"])
+def test_a_linear_model_is_measured_exactly(norm: str) -> None:
+    """An image falls within a radius just where its score is less than radius · dual norm of w, away from the box."""
+    random = torch.Generator().manual_seed(0)
+    model = Linear(torch.randn(16, generator=random, dtype=torch.float64), 0.0).requires_grad_(False)
+    x = 0.45 + 0.1 * torch.rand(40, 1, 4, 4, generator=random, dtype=torch.float64)
+    with torch.no_grad():
+        model.bias = -float((x.flatten(1) @ model.weight).median())
+        scores = model(x)[:, 0]
+    y = (scores < 0).long()
+    eps = 0.003 if norm == "Linf" else 0.01
+    dual = model.weight.abs().sum() if norm == "Linf" else model.weight.norm()
+    probes = examine(model, x, y, index=torch.arange(40), threat=Threat.parse(eps, norm), queries=0)
+    radii = [part.eps for part in probes.radii]
+    whole = 1.0 if norm == "Linf" else 4.0
+    assert radii == pytest.approx([*(eps * 4**k for k in range(8) if eps * 4**k < whole), whole])
+    within = [int((scores.abs() < radius * dual).sum()) for radius in radii[:2]]
+    assert [part.broken for part in probes.radii[:2]] == within
+    assert 0 < within[0] < within[1]
+    assert probes.radii[-1].broken == 40
+    if norm == "Linf":  # ten steps of a quarter of the radius end in the corner, where the margin has grown most
+        grown = probes.steps[-1].margin - float((-2 * scores.abs()).mean())
+        assert grown == pytest.approx(2 * eps * float(dual), rel=1e-5)
+    by_class = {part.label: part for part in probes.by_class}
+    assert [by_class[k].n for k in (0, 1)] == [int((y == k).sum()) for k in (0, 1)]
+    survived = scores.abs() >= eps * dual
+    assert [by_class[k].survived for k in (0, 1)] == [int((survived & (y == k)).sum()) for k in (0, 1)]
+    assert findings(probes) == {}
+    # 1 gradient and 7 forward passes for all; climbs for all, for what survives them, and at every further radius.
+    left = [40, 40 - within[0], *(40 - part.broken for part in probes.radii[:-1])]
+    assert probes.backwards == 40 + STEPS * sum(left)
+    assert probes.forwards == 8 * 40 + (STEPS + 1) * sum(left)
+
+
+def test_the_batch_size_changes_nothing(models: dict[str, nn.Module]) -> None:
+    whole, parts = probe(models["madry"]), probe(models["madry"], batch_size=7)
+    rounded = {"steps", "company", "tremor", "output", "repeated"}
+    assert parts.model_dump(exclude=rounded) == whole.model_dump(exclude=rounded)
+    for one, other in zip(whole.steps, parts.steps, strict=True):
+        assert one.log_odds == pytest.approx(other.log_odds, rel=1e-4)
+    assert [part.step for part in whole.steps] == list(SHOWN)
+
+
+def test_a_single_image_is_enough(models: dict[str, nn.Module]) -> None:
+    x, y = pixels()
+    probes = examine(models["standard"], x[:1], y[:1], index=torch.tensor([0]), threat=Threat.parse("0.1"))
+    assert (probes.n, probes.company.n, probes.company.difference) == (1, 0, None)
+    assert findings(probes) == {}
+
+
+def test_the_model_is_left_as_it_was(models: dict[str, nn.Module]) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.3), models["standard"]).train()
+    model(pixels()[0][:20])  # statistics that are not those of the start
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    before = torch.get_rng_state()
+    x, y = pixels()
+    with torch.inference_mode():
+        probes = examine(model, x[:20], y[:20], index=torch.arange(20), threat=Threat.parse("0.1"))
+    assert probes.repeated.difference == 0
+    assert all(module.training for module in model)
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@given(labels=st.lists(st.integers(0, 150), min_size=1, max_size=600), seed=st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_the_sample_is_balanced(labels: list[int], seed: int) -> None:
+    label = np.array(labels)
+    allowed = np.random.default_rng(seed).random(len(label)) < 0.7
+    rows = choose(label, allowed)
+    assert allowed[rows].all()
+    assert len(np.unique(rows)) == len(rows) <= LARGEST_SAMPLE
+    present = np.unique(label[allowed])
+    if len(present) <= LARGEST_SAMPLE:
+        each = max(SAMPLE, len(present)) // max(len(present), 1)
+        expected = [min(each, int((allowed & (label == k)).sum())) for k in present]
+        assert [int((label[rows] == k).sum()) for k in present] == expected
+    else:
+        assert len(np.unique(label[rows])) == LARGEST_SAMPLE
+
+
+# The rules
+
+
+def honest(**changes: object) -> Probes:
+    """Probes of ten classes with ten images each at which nothing is wrong, but for the changes."""
+    x, y = torch.rand(100, 1, 2, 2, generator=torch.Generator().manual_seed(0)), torch.arange(100) % 2
+    model = Linear(torch.tensor([1.0, 2.0, -1.0, 0.5]), 0.0)
+    probes = examine(model, x, y, index=torch.arange(100), threat=Threat.parse("0.1"), queries=0)
+    part = probes.by_class[0].model_copy(
+        update={"n": 10, "zero_gradient": 0, "misled": 0, "slack": 0, "one_step": 0, "unreached": 0, "black_box": 0}
+    )
+    by_class = [part.model_copy(update={"label": label}) for label in range(10)]
+    return probes.model_copy(update={"by_class": by_class, **changes})
+
+
+@pytest.mark.parametrize("field", ["misled", "slack", "one_step", "unreached", "black_box"])
+def test_rules_follow_the_binomial_test(field: str) -> None:
+    """More than the allowed share explains, over all images or in one class of ten."""
+    clean = honest()
+
+    def accused(counts: list[int]) -> bool:
+        by_class = [part.model_copy(update={field: k}) for part, k in zip(clean.by_class, counts, strict=True)]
+        return bool(findings(clean.model_copy(update={"by_class": by_class})))
+
+    def p_value(count: int, n: int) -> float:
+        return float(binomtest(count, n, 0.05, alternative="greater").pvalue)
+
+    for total in range(30):
+        spread = [total // 10 + (k < total % 10) for k in range(10)]
+        assert accused(spread) == (p_value(total, 100) < LEVEL)
+    for count in range(7):
+        assert accused([count] + [0] * 9) == (p_value(count, 10) < LEVEL / 10)
+
+
+def test_single_images_without_a_gradient_are_told_and_no_more() -> None:
+    clean = honest()
+    first = clean.by_class[0].model_copy(update={"zero_gradient": 1})
+    found = findings(clean.model_copy(update={"by_class": [first, *clean.by_class[1:]]}))["zero-gradient"]
+    assert (found.severity, found.labels) == ("info", [0])
+    assert "1 of 100 clean images (digit 0 1 of 10)" in found.text
+
+
+def table(**survivors: list[int]) -> Verdicts:
+    """A hundred images of each of five classes, of which the first so many of each class survive an attack."""
+    label = np.repeat(np.arange(5), 100)
+    rank = np.tile(np.arange(100), 5)
+
+    def column(counts: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.where(rank < np.array(counts)[label], label, (label + 1) % 5)
+
+    attacks = {key: column(counts) for key, counts in survivors.items()}
+    return Verdicts(index=np.arange(500), label=label, natural=column([90] * 5), attacks=attacks)
+
+
+@pytest.mark.parametrize(
+    ("pgd", "square", "labels"),
+    [
+        ([50, 40, 30, 45, 50], [60, 55, 45, 50, 60], None),  # as on robust models
+        ([3, 2, 0, 4, 1], [0, 0, 0, 0, 1], None),  # few survive, and those fall to anything
+        ([50, 40, 30, 45, 50], [46, 36, 26, 40, 45], None),  # a little ahead
+        ([85, 80, 80, 88, 84], [30, 20, 25, 10, 30], []),  # masked
+        ([50, 40, 85, 45, 50], [60, 55, 45, 50, 60], [2]),  # one class masked
+    ],
+)
+def test_black_boxes_ahead_of_gradients_are_told(pgd: list[int], square: list[int], labels: list[int] | None) -> None:
+    verdicts = table(pgd=pgd, square=square)
+    options = {"rejected": {}, "classes": ["ant", "bee", "cat", "dog", "elk"]}
+    found = inspect(verdicts, Threat.parse("8/255"), searched={"pgd": False, "square": True}, **options).findings
+    expected = [] if labels is None else [("black-box-wins", labels)]
+    assert [(finding.code, finding.labels) for finding in found] == expected
+    if labels:
+        told = "Without gradients, square broke 40 of 450 images (cat 40 of 90) more than pgd did"
+        assert found[0].text.startswith(told)
+    for searched in ({"pgd": False, "square": False}, {"square": True}, {}):
+        assert not inspect(verdicts, Threat.parse("8/255"), searched=searched, **options).findings
+
+
+def test_stages_count_like_attacks() -> None:
+    """A stage works on what the stages before left; what those broke is not its merit."""
+    verdicts = table(suite=[20] * 5)
+    first, second = ([85] * 5, [20] * 5)
+    stages = {"suite/apgd": table(one=first).attacks["one"], "suite/square": table(one=second).attacks["one"]}
+    verdicts = replace(verdicts, stages=stages)
+    searched = {"suite/apgd": False, "suite/square": True}
+    found = inspect(verdicts, Threat.parse("8/255"), searched=searched, rejected={}).findings
+    assert [finding.code for finding in found] == ["black-box-wins"]
+    assert "suite/square broke 325 of 450 images more than suite/apgd did" in found[0].text
+
+
+def test_what_the_verdicts_tell() -> None:
+    verdicts = table(pgd=[0] * 5)
+    sanity = inspect(verdicts, Threat.parse("0.031"), rejected={"pgd": 7, "cw": 0}, trained_on_these=True)
+    assert [(finding.severity, finding.code) for finding in sanity.findings] == [
+        ("error", "trained-on-these"),
+        ("warning", "rejected"),
+        ("info", "rounded-eps"),
+        ("info", "nothing-survived"),
+    ]
+    assert [finding.severity for finding in sanity.at_least("warning")] == ["error", "warning"]
+    assert [finding.code for finding in sanity.at_least("error")] == ["trained-on-these"]
+
+
+def test_probes_survive_the_file(models: dict[str, nn.Module]) -> None:
+    sanity = Sanity(probes=probe(models["standard"]), findings=[Finding(severity="info", text="well")])
+    assert Sanity.model_validate_json(sanity.model_dump_json()) == sanity

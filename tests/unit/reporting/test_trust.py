@@ -1,0 +1,129 @@
+"""The page's section on trust: the probes' own numbers, the classes by name, and nothing where nothing was probed."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+import numpy as np
+import pytest
+
+from classwise.reporting.pages import report_page
+from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
+from classwise.reporting.sanity import (
+    AgreementProbe,
+    BlackBoxProbe,
+    ClassProbe,
+    Finding,
+    NormalizationProbe,
+    OutputProbe,
+    Probes,
+    RadiusProbe,
+    Sanity,
+    StepProbe,
+)
+from classwise.reporting.trust import curves, findings, rows
+from classwise.verdicts import Verdicts
+
+CLASSES = ["ant", "7", "<b>cat</b>"]
+
+
+def class_probe(label: int, **counts: int) -> ClassProbe:
+    nothing = dict.fromkeys(ClassProbe.model_fields, 0)
+    return ClassProbe(**(nothing | {"label": label, "n": 4, "survived": 3} | counts))
+
+
+def make_probes(**changes: object) -> Probes:
+    values = {
+        "n": 12,
+        "by_class": [class_probe(0), class_probe(1, zero_gradient=1), class_probe(2, zero_gradient=4, black_box=2)],
+        "steps": [
+            StepProbe(step=step, log_odds=loss, margin=loss, broken=0)
+            for step, loss in ((0, -2.0), (1, -1.04), (10, 0.5))
+        ],
+        "radii": [RadiusProbe(eps=8 / 255, broken=3), RadiusProbe(eps=1.0, broken=12)],
+        "black_box": BlackBoxProbe(queries=100, tried=9, broken=2),
+        "rounding": 1e-4,
+        "repeated": AgreementProbe(n=12, changed=1, difference=0.25),
+        "company": AgreementProbe(n=0, changed=0, difference=None),
+        "tremor": AgreementProbe(n=12, changed=0, difference=0.0),
+        "output": OutputProbe(
+            probabilities=0, one_hot=12, median_margin=123.456, unmoved=5, not_finite=1, not_finite_beyond=2
+        ),
+        "forwards": 1234,
+        "backwards": 321,
+    }
+    return Probes(**(values | changes))
+
+
+def make_report(sanity: Sanity) -> ClassReport:
+    label = np.repeat([0, 1, 2], 4)
+    return ClassReport.from_verdicts(
+        Verdicts(index=np.arange(12), label=label, natural=label, attacks={"pgd": (label + 1) % 3}),
+        dataset=DatasetInfo(name="insects", split="test", n=12, classes=CLASSES),
+        model={"name": "net"},
+        threat=ThreatInfo(norm="Linf", eps=8 / 255, eps_text="8/255"),
+        attacks={},
+        sanity=sanity,
+    )
+
+
+def test_rows_tell_the_numbers_and_name_the_classes() -> None:
+    told = dict(rows(make_report(Sanity(probes=make_probes()))))
+    assert told["The gradient is zero, lost in rounding or not finite"] == "5 of 12: <b>cat</b> 4 of 4, class 7 1 of 4"
+    assert told["A small step along the gradient brings far less than promised"] == "0 of 12"
+    assert told["Labels that survive many steps"] == "9 of 12"
+    assert told["100 queries without gradients break what many steps left"] == "2 of 12: <b>cat</b> 2 of 4"
+    assert told["The same batch three times"] == "1 of 12 labels change, logits by up to 0.25 of their spread"
+    assert told["The same image beside others"] == "0 of 0 labels change"
+    assert told["The softmax is exactly one-hot in float32"] == "12 of 12; median margin 123"
+    assert told["Logits are not finite"] == "1 of 12 within eps, 2 beyond"
+    assert "Another scale of the images" not in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"tried": 0}, "30 of 40 right as they are; no others tried"),
+        ({"tried": 10}, "30 of 40 right as they are; none of 10 others is better"),
+        (
+            {"tried": 10, "best": "the scale", "undone": True, "best_correct": 39, "p_value": 1e-5},
+            "30 of 40 right as they are, 39 with the scale undone",
+        ),
+    ],
+)
+def test_what_another_scale_brings(changes: dict[str, object], told: str) -> None:
+    probes = make_probes(normalization=NormalizationProbe(n=40, correct=30, **changes))
+    assert dict(rows(make_report(Sanity(probes=probes))))["Another scale of the images"] == told
+
+
+def test_what_was_left_out_has_no_row() -> None:
+    told = rows(make_report(Sanity(probes=make_probes(black_box=None))))
+    assert not [what for what, _ in told if "queries" in what]
+
+
+def test_curves_run_through_the_measurements() -> None:
+    losses, broken = curves(make_report(Sanity(probes=make_probes())))
+    assert [(knot.tick, knot.text) for knot in losses[2]] == [("0", "−2.0"), ("1", "−1.0"), ("10", "+0.5")]
+    assert [knot.y for knot in losses[2]] == [100.0, 61.6, 0.0]
+    assert [(knot.tick, knot.text, knot.y) for knot in broken[2]] == [("0.031", "25%", 75.0), ("1", "100%", 0.0)]
+    # A loss that was not finite leaves no point.
+    steps = [StepProbe(step=step, log_odds=None, margin=None, broken=0) for step in (0, 10)]
+    assert curves(make_report(Sanity(probes=make_probes(steps=steps))))[0][2] == []
+
+
+def test_the_page_shows_probes_folded_and_escaped() -> None:
+    page = report_page(make_report(Sanity(probes=make_probes())))
+    assert re.search(r'<details class="probes">\s*<summary>What was probed, on 12 images', page)
+    assert "5 of 12: &lt;b&gt;cat&lt;/b&gt; 4 of 4, class 7 1 of 4" in page
+    assert escape(CLASSES[2]) in page
+    assert CLASSES[2] not in page
+    assert "1,234 forward and 321 backward passes" in page
+
+
+def test_the_gravest_finding_comes_first_and_no_probes_are_shown_where_none_were_made() -> None:
+    sanity = Sanity(findings=[Finding(severity=one, text=one) for one in ("info", "error", "warning", "error")])
+    report = make_report(sanity)
+    assert [severity for severity, _, _ in findings(report)] == ["error", "error", "warning", "info"]
+    assert (rows(report), curves(report)) == ([], [])
+    assert "What was probed" not in report_page(report)
