@@ -111,7 +111,12 @@ def run_evaluation(
         work.save()
     ran = {key: work.account(key, spec, attack, parts[key], classes) for key, (spec, attack) in attacks.items()}
     searched = {unit: one.black_box for part in parts.values() for unit, one in part.units.items()}
-    probes = work.examine() if attacks and verdicts.survived(NATURAL).any() else None
+    probes, trouble = None, None
+    if attacks and verdicts.survived(NATURAL).any():
+        try:
+            probes = work.examine()
+        except InputError as error:  # the verdicts are reached; a model that stumbles over a probe does not undo them
+            trouble = str(error)
     report = ClassReport.from_verdicts(
         verdicts,
         dataset=DatasetInfo(
@@ -131,6 +136,7 @@ def run_evaluation(
             classes=classes,
             searched=searched,
             probes=probes,
+            trouble=trouble,
             trained_on_these=trained_on is not None and trained_on == images.digest(),
         ),
     )

@@ -36,17 +36,22 @@ def inspect(
     classes: Sequence[str] = (),
     searched: Mapping[str, bool] | None = None,
     probes: Probes | None = None,
+    trouble: str | None = None,
     trained_on_these: bool = False,
 ) -> Sanity:
     """Look at a finished evaluation.
 
     ``rejected`` counts, per attack, results outside the ball or the box. ``searched`` tells, of each column of the
-    verdicts that one attack (or one stage) filled, whether it worked without gradients.
+    verdicts that one attack (or one stage) filled, whether it worked without gradients. ``trouble``: why there are no
+    probes, where the model failed under them.
     """
     findings = []
     if trained_on_these:
         text = "The model was trained on these very images: the numbers say nothing about new ones."
         findings.append(Finding(severity="error", code="trained-on-these", text=text))
+    if trouble is not None:
+        text = f"The model could not be probed, so nobody knows how far the numbers can be trusted: {trouble}"
+        findings.append(Finding(severity="warning", code="not-probed", text=text))
     if probes is not None:
         findings += [*_answers(probes), *_gradients(probes, classes), *_scale(probes), *_outputs(probes)]
     findings += _black_boxes(verdicts, searched or {}, classes)

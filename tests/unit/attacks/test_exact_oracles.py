@@ -142,18 +142,18 @@ def l2_distance(walls: Array, limits: Array, x: Array) -> float:
     return float(np.linalg.norm(residual[:-1] / residual[-1]))
 
 
+cells_of = cache(lambda model: model.cells())
+
+
 def exact_distances(model: Affine | Folded, x: Tensor, y: Tensor, norm: Norm) -> Array:
-    cells = model.cells()
-    points = x.flatten(1).numpy()
-    return np.array(
-        [exact_distance(cells, point, label, norm) for point, label in zip(points, y.tolist(), strict=True)]
-    )
+    pairs = zip(x.flatten(1).numpy(), y.tolist(), strict=True)
+    return np.array([exact_distance(cells_of(model), point, label, norm) for point, label in pairs])
 
 
 def affine_problem(pixels: int, num_classes: int, seed: int) -> tuple[Affine, Tensor, Tensor]:
     """Images of which every third pixel or so is black or white, so that the box cuts the shortest way off."""
     model = Affine(pixels, num_classes, seed)
-    x = np.clip(1.5 * np.random.default_rng(seed).uniform(size=(40, pixels)) - 0.25, 0, 1)
+    x = np.clip(1.5 * np.random.default_rng(seed).uniform(size=(25, pixels)) - 0.25, 0, 1)
     images = torch.from_numpy(x).view(-1, 1, 2, pixels // 2)
     return model, images, model(images).argmax(1)
 
@@ -189,7 +189,7 @@ TRAINED = [(2, 8, 3, 0), (4, 8, 4, 1), (6, 8, 3, 2), (6, 6, 2, 3)]
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_oracle_agrees_with_a_grid(seed: int, norm: Norm) -> None:
     """With two pixels all images of a fine grid can be asked. None is nearer, and one is nearly as near."""
     model = Folded(2, 8, 3, seed)
@@ -232,7 +232,7 @@ def test_fab_finds_the_truth_on_trained_networks(
     model, x, y = trained_problem(pixels, hidden, num_classes, seed)
     exact = exact_distances(model, x, y, norm)
     assert np.isfinite(exact).all()
-    attack = FAB(norm=norm, target="all", restarts=6, steps=60)
+    attack = FAB(norm=norm, target="all", restarts=6, steps=40)
     found, distances = attack.closest(model, x, y, generator=streams(x))
     ratio = distances.numpy() / exact
     assert ratio.min() >= 1 - 1e-9
@@ -245,12 +245,12 @@ def test_fab_finds_the_truth_on_trained_networks(
 def test_fab_on_random_networks(norm: Norm) -> None:
     """Never less than the truth, which would be a fault; the truth for most images, not for all."""
     ratios = []
-    for seed in range(3):
+    for seed in range(2):
         model = Folded(4, 6, 3, seed)
         x = torch.from_numpy(np.random.default_rng(seed).uniform(size=(15, 4))).view(-1, 1, 2, 2)
         y = model(x).argmax(1)
         exact = exact_distances(model, x, y, norm)
-        attack = FAB(norm=norm, target="all", restarts=4, steps=40)
+        attack = FAB(norm=norm, target="all", restarts=4, steps=30)
         distances = attack.closest(model, x, y, generator=streams(x))[1].numpy()
         assert np.isinf(distances[np.isinf(exact)]).all()
         ratios.append(distances[np.isfinite(exact)] / exact[np.isfinite(exact)])
@@ -282,11 +282,9 @@ def test_linear_models_are_broken_exactly_where_they_can_be(
     exact = exact_distances(model, x, y, norm)
     for share in (0.25, 0.5):
         eps = float(np.quantile(exact, share))
-        for attack in (
-            APGD(eps=eps, norm=norm, loss="margin", target="all"),
-            FAB(eps=eps, norm=norm, steps=50),
-        ):
-            assert_breaks_what_can_be_broken(model, x, y, attack, exact)
+        apgd = APGD(eps=eps, norm=norm, loss="margin", target="all")
+        assert_breaks_what_can_be_broken(model, x, y, apgd, exact)
+        assert_breaks_what_can_be_broken(model, x, y, FAB(eps=eps, norm=norm, steps=40), exact)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -296,10 +294,5 @@ def test_trained_networks_are_broken_exactly_where_they_can_be(
 ) -> None:
     model, x, y = trained_problem(pixels, hidden, num_classes, seed)
     exact = exact_distances(model, x, y, norm)
-    for share in (0.25, 0.5):
-        eps = float(np.quantile(exact, share))
-        for attack in (
-            APGD(eps=eps, norm=norm, loss="margin", target="all", restarts=3),
-            FAB(eps=eps, norm=norm, target="all", restarts=6, steps=60),
-        ):
-            assert_breaks_what_can_be_broken(model, x, y, attack, exact)
+    apgd = APGD(eps=float(np.median(exact)), norm=norm, loss="margin", target="all", restarts=8)
+    assert_breaks_what_can_be_broken(model, x, y, apgd, exact)

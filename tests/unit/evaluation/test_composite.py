@@ -178,3 +178,24 @@ def test_a_class_that_is_the_target_is_said_to_be_left_alone(model: nn.Module) -
     assert finding.text.startswith("pgd did not attack class 3:")
     assert report["pgd"].by_class[3] == report["natural"].by_class[3]
     assert report.attacks["pgd"].by_class[3].forwards == 0
+
+
+def test_a_model_that_stumbles_over_a_probe_keeps_its_verdicts(model: nn.Module) -> None:
+    class Fragile(nn.Module):
+        """Fails on images that are far from any it was made for."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            if bool((x.detach().flatten(1).mean(1) > 0.7).any()):
+                raise ValueError("too bright")
+            return self.inner(x)
+
+    settings = {"attacks": ["fgsm"], "eps": EPS, "per_class": 5}
+    report = cw.evaluate(Fragile(), "digits", **settings)
+    assert report.verdicts == cw.evaluate(model, "digits", **settings).verdicts
+    (finding,) = [one for one in report.sanity.findings if one.code == "not-probed"]
+    assert finding.severity == "warning"
+    assert finding.text.endswith("the model fails under the probes for sanity: ValueError: too bright")
