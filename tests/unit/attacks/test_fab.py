@@ -93,8 +93,10 @@ def test_projection_is_the_shortest_step_to_the_hyperplane(
             np.append(normal, 0.0)[None],
             [-value],
             bounds=[*zip(-x, 1 - x, strict=True), (0, None)],
+            options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
         )
-        assert np.abs(step).max() == pytest.approx(answer.fun, abs=1e-9)
+        # The solver may miss the hyperplane by its tolerance, and that costs it a step of tolerance over weight.
+        assert np.abs(step).max() == pytest.approx(answer.fun, abs=1e-9 / max(np.abs(normal).sum(), 1e-3))
     else:
         # Least distance min ‖δ‖ with G δ ≥ h, as non-negative least squares (Lawson & Hanson 1974, chapter 23).
         identity = np.eye(pixels)
@@ -258,7 +260,7 @@ def test_restarts_leave_a_flat_place(norm: Norm) -> None:
     attack = FAB(eps=0.4, norm=norm, steps=20)
     once = attack(Step(), x, y, generator=noise[0])
     assert torch.equal(once, x)
-    often = FAB(eps=0.4, norm=norm, steps=20, restarts=12)
+    often = FAB(eps=0.4, norm=norm, steps=10, restarts=10)
     assert (Step()(often(Step(), x, y, generator=noise[1])).argmax(1) == 1).float().mean() > 0.8
     # Starts for the smallest perturbation are at half of what is known, up to half of the whole box.
     _, distances = often.closest(Step(), x, y, generator=noise[2])
@@ -302,17 +304,17 @@ def test_a_class_that_is_the_target_is_left_out(norm: Norm) -> None:
 def test_closest_does_not_depend_on_batching_or_eps(attack: FAB) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(24, 30), nn.ReLU(), nn.Linear(30, 4)).double()
-    x = torch.rand(7, 2, 3, 4, dtype=torch.float64)
+    x = torch.rand(4, 2, 3, 4, dtype=torch.float64)
     with torch.no_grad():
         y = model(x).argmax(1)
-    found, distances = attack.closest(model, x, y, generator=ExampleNoise(1, torch.arange(7)))
+    found, distances = attack.closest(model, x, y, generator=ExampleNoise(1, torch.arange(4)))
     assert distances.isfinite().any()
-    for i in range(7):
+    for i in range(4):
         one = attack.closest(model, x[i : i + 1], y[i : i + 1], generator=ExampleNoise(1, torch.tensor([i])))
         assert torch.allclose(one[0], found[i : i + 1], atol=1e-12, rtol=0)
         assert torch.allclose(one[1], distances[i : i + 1], atol=1e-12, rtol=0)
     bounded = FAB(eps=1e-3, norm=attack.norm, target=attack.target, restarts=2, steps=12)
-    again = bounded.closest(model, x, y, generator=ExampleNoise(1, torch.arange(7)))
+    again = bounded.closest(model, x, y, generator=ExampleNoise(1, torch.arange(4)))
     assert torch.equal(again[0], found)
 
 
