@@ -107,6 +107,8 @@ def _gained(trades: Row, wat: Row) -> str:
     proof = f"But {before.n} images of a digit leave intervals that overlap: this run alone does not prove the gain."
     if apart:
         proof = "The intervals of the two do not overlap."
+    elif after.value <= before.value:
+        proof = f"So this run shows no gain, and {before.n} images of a digit cannot tell a few points from none."
     return (
         "WAT is TRADES with more weight on the classes that do badly in validation. Its weakest digit is the "
         f"{after.name}, at {percent(after.value)} ({interval(after.low, after.high)}): "
