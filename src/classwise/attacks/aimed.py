@@ -68,7 +68,7 @@ class AimedAttack(BallAttack):
 
     @abstractmethod
     def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
-        """One attempt: towards the classes ``aim`` (B,), or away from the labels."""
+        """One attempt: towards the classes ``aim`` (B,), or away from the labels. It ends within the ball."""
 
     def retry(self, problem: Problem, aim: Tensor | None) -> Tensor:
         """A further attempt at the same; another search, unless the first has a start of its own."""
