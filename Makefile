@@ -22,7 +22,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/attack_speed.py
+	$(BIN)/classwise bench evaluate --peers
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (some minutes the first time)"

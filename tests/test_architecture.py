@@ -32,17 +32,22 @@ ALLOWED: dict[str, set[str]] = {
     "rundir": {"errors", "files"},
     "data": GROUND | {"plugins"},
     "models": GROUND | {"plugins", "forward"},
+    "engine": GROUND | {"forward"},
     "attacks": GROUND | {"types", "forward", "noise", "threat"},
     "corruptions": GROUND | {"noise"},
     "objectives": GROUND | {"types", "forward", "noise", "threat", "attacks"},
     "policies": GROUND | {"types"},
-    "training": GROUND | {"types", "forward", "noise", "data", "metrics", "rundir"},
+    "training": GROUND | {"types", "forward", "noise", "data", "metrics", "rundir", "engine"},
     "reporting": GROUND | {"metrics", "verdicts"},
     "evaluation": GROUND
     | {"types", "forward", "noise", "threat", "attacks", "data", "models", "metrics", "verdicts", "rundir"}
-    | {"reporting"},
+    | {"reporting", "engine"},
     "suite": GROUND | {"attacks", "corruptions", "plugins", "threat", "verdicts"},
-    "recipes": GROUND | {"plugins", "threat", "training"},
+    "recipes": GROUND | {"plugins", "threat", "training", "engine"},
+    "bench": GROUND
+    | {"engine"}
+    | {"types", "forward", "noise", "threat", "attacks", "data", "models", "evaluation", "reporting", "rundir"}
+    | {"suite", "training", "verdicts"},
 }
 TOP = {"", "__main__", "api", "cli"}
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from classwise import attacks, data, metrics, models, objectives, policies, recipes, reporting
-    from classwise.api import evaluate, train
+    from classwise.api import evaluate, train, train_together
     from classwise.reporting import ClassReport, Comparison, compare, load_report
 
 __version__ = "0.1.0"
@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "evaluate": "classwise.api",
     "train": "classwise.api",
+    "train_together": "classwise.api",
     "compare": "classwise.reporting",
     "load_report": "classwise.reporting",
     "ClassReport": "classwise.reporting",
@@ -43,6 +44,7 @@ __all__ = [
     "recipes",
     "reporting",
     "train",
+    "train_together",
 ]
 
 

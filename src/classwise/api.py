@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
 
 from classwise.attacks import ATTACKS, Transfer
 from classwise.data import ImageSet, balanced_split, load_data
-from classwise.errors import InputError, one_line
+from classwise.engine import EngineName
+from classwise.errors import InputError, one_line, unknown
 from classwise.evaluation.evaluate import count_classes, run_evaluation
 from classwise.files import digest_json
 from classwise.forward import device_of, dtype_of
@@ -27,8 +29,8 @@ from classwise.rundir import RunDirectory, versions
 from classwise.spec import Spec, build, convert
 from classwise.suite import AnyAttack, read_suite
 from classwise.threat import Threat
-from classwise.training.engine import check_precision
-from classwise.training.loop import Outcome, Plan, fit
+from classwise.training.engine import Precision, check_precision
+from classwise.training.loop import Job, Outcome, Plan, fit
 from classwise.training.optimizers import OPTIMIZERS
 from classwise.training.schedules import SCHEDULES
 from classwise.types import Objective
@@ -48,6 +50,9 @@ def evaluate(
     batch_size: int | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
+    engine: str = "auto",
+    exhaustive: bool = False,
+    until_worst_ci: float | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     progress: Progress = SILENT,
@@ -57,8 +62,11 @@ def evaluate(
     ``model`` is any module or a model spec, ``data`` any Dataset, DataLoader, ``(x, y)`` pair or data spec; images
     are NCHW in [0, 1]. A module is used where it is; a spec is loaded onto ``device`` (a GPU where there is one).
     ``attacks`` is one or several of: a spec, an attack object of ours, of torchattacks, foolbox, ART or AutoAttack, a
-    function ``attack(model, x, y)``, and ``corruptions``. With ``out`` the verdicts and the report are kept there, and
-    an interrupted evaluation can be resumed.
+    function ``attack(model, x, y)``, and ``corruptions``. ``engine`` says how attacks search: on a faster twin of the
+    model where there is one (auto), or on the model itself (eager); verdicts are always the model's own. ``exhaustive``
+    lets the attack ``fast`` run the whole ensemble on all that its cascade left. ``until_worst_ci`` attacks only as
+    many examples of each class as it takes to know the accuracy of the worst class to within so many points. With
+    ``out`` the verdicts and the report are kept there, and an interrupted evaluation can be resumed.
     """
     images = load_data(data, split=split, classes=None if classes is None else tuple(classes), progress=progress)
     if isinstance(model, nn.Module):
@@ -73,7 +81,7 @@ def evaluate(
         loaded = loaded.to(pick_device(device))
     found = None if isinstance(model, nn.Module) else run_directory(str(model))
     run = None if found is None else found[0]
-    suite = read_suite(attacks, eps, norm)
+    suite = read_suite(attacks, eps, norm, exhaustive=exhaustive)
     directory = None if out is None else RunDirectory(Path(out).expanduser())
     return run_evaluation(
         loaded,
@@ -89,6 +97,8 @@ def evaluate(
         directory=directory,
         beside="training" if run and directory and run.resolve() == directory.path.resolve() else None,
         resume=resume,
+        engine=checked_engine(engine),
+        until_worst_ci=until_worst_ci,
         progress=progress,
     )
 
@@ -117,25 +127,53 @@ def train(
 ) -> Run:
     """Train by a recipe (its name, a path or an object) into a run directory; keywords override its keys."""
     recipe = load_recipe(recipe, overrides)
-    plan = make_plan(recipe, pick_device(device), progress)
-    directory = RunDirectory(Path(out).expanduser())
-    asked = recipe.model_dump()
-    fingerprint = digest_json([asked, plan.images.digest(), versions()["classwise"], versions()["torch"]])
-    details = {
-        "asked": {**asked, "model": absolute(str(Spec.parse(recipe.model)))},
-        "num_classes": plan.num_classes,
-        "in_channels": plan.images.images.shape[1],
-        "data_digest": plan.images.digest(),
-    }
-    resumed = directory.claim("training", fingerprint, details, resume=resume)
-    outcome = fit(plan, directory, progress, resume=resumed)
-    directory.finish("training", best_epoch=outcome.best_epoch, best_score=outcome.best_score, rule=plan.select)
-    return Run(directory=directory.path, recipe=recipe, outcome=outcome)
+    return train_together({out: recipe}, resume=resume, device=device, progress=progress)[0]
+
+
+def train_together(
+    recipes: Mapping[str | Path, str | Path | Recipe],
+    *,
+    resume: bool = False,
+    device: str | torch.device | None = None,
+    progress: Progress = SILENT,
+) -> list[Run]:
+    """Train several recipes side by side, each into the run directory it stands under.
+
+    What comes out is what each would have come to alone; on a GPU that one run does not fill, together they take less
+    time than one after the other.
+    """
+    if not recipes:
+        raise InputError("there is no recipe to train by")
+    read = {RunDirectory(Path(out).expanduser()): load_recipe(recipe) for out, recipe in recipes.items()}
+    plans = [make_plan(recipe, pick_device(device), progress) for recipe in read.values()]
+    jobs = []
+    for (directory, recipe), plan in zip(read.items(), plans, strict=True):
+        asked = recipe.model_dump()
+        fingerprint = digest_json([asked, plan.images.digest(), versions()["classwise"], versions()["torch"]])
+        details = {
+            "asked": {**asked, "model": absolute(str(Spec.parse(recipe.model)))},
+            "num_classes": plan.num_classes,
+            "in_channels": plan.images.images.shape[1],
+            "data_digest": plan.images.digest(),
+        }
+        jobs.append(Job(plan, directory, directory.claim("training", fingerprint, details, resume=resume)))
+    outcomes = fit(jobs, progress)
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        best = {"best_epoch": outcome.best_epoch, "best_score": outcome.best_score, "rule": job.plan.select}
+        job.directory.finish("training", **best)
+    return [
+        Run(directory=directory.path, recipe=recipe, outcome=outcome)
+        for (directory, recipe), outcome in zip(read.items(), outcomes, strict=True)
+    ]
 
 
 def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT) -> Plan:
     """Build everything a recipe names, so that whatever is wrong with it is said before anything starts."""
-    check_precision(recipe.precision, device)
+    engine: Literal["eager", "compiled"] = "compiled" if device.type == "cuda" and recipe.engine != "eager" else "eager"
+    if recipe.engine == "compiled" and engine == "eager":
+        warnings.warn("engine = 'compiled' needs a GPU: training eagerly", stacklevel=2)
+    precision = _precision(recipe, engine)
+    check_precision(precision, device)
     objective = make_objective(recipe)
     policy = build("policy", POLICIES, recipe.policy)
     optimizer = build("optimizer", OPTIMIZERS, recipe.optimizer)
@@ -168,12 +206,20 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
         flip=recipe.augment.flip,
         ema=recipe.ema,
         clip=recipe.clip,
-        precision=recipe.precision,
+        precision=precision,
+        engine=engine,
         select=recipe.select,
         judge=build("attack", ATTACKS, recipe.validation_attack).within(Threat.parse(recipe.eps, recipe.norm)),
         seed=recipe.seed,
         device=device,
     )
+
+
+def _precision(recipe: Recipe, engine: str) -> Precision:
+    """What was asked for; else bf16 where the step is compiled."""
+    if recipe.precision != "auto":
+        return recipe.precision
+    return "bf16" if engine == "compiled" else "fp32"
 
 
 def _check_trainable(model: nn.Module, images: ImageSet, num_classes: int) -> None:
@@ -198,6 +244,13 @@ def make_objective(recipe: Recipe) -> Objective:
     settings = convert("the recipe's attack", type(objective.attack), recipe.attack)
     attack = replace(objective.attack, **settings).within(threat)
     return cast(Objective, replace(objective, attack=attack))
+
+
+def checked_engine(engine: str) -> EngineName:
+    """An engine by its name."""
+    if engine not in get_args(EngineName):
+        raise unknown("engine", engine, get_args(EngineName))
+    return cast(EngineName, engine)
 
 
 def pick_device(device: str | torch.device | None) -> torch.device:

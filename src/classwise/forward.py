@@ -43,12 +43,14 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 @contextmanager
 def blamed_on_the_model(where: str) -> Iterator[None]:
-    """Whatever a stranger's model raises becomes one line."""
+    """Whatever a stranger's model raises becomes one line; a want of memory stays what it is."""
     try:
         yield
-    except InputError:
+    except (InputError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        if "can't allocate memory" in str(error):  # how a CPU says it
+            raise torch.OutOfMemoryError(one_line(error, 160)) from error
         raise InputError(f"the model fails {where}: {one_line(error, 160)}") from error
 
 

@@ -10,6 +10,7 @@ draw and the position alone: integers mixed by the splitmix64 finaliser, bit for
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +30,9 @@ class Noise(Protocol):
     def take(self, rows: Tensor) -> Noise:
         """The noise of some examples of the batch."""
 
+    def fork(self, numbers: Sequence[int]) -> Noise:
+        """The noise of several attempts at the same examples, one after the other in a batch. Number 0 is this one."""
+
 
 @dataclass(frozen=True, slots=True)
 class SharedNoise:
@@ -43,6 +47,9 @@ class SharedNoise:
         return torch.randn(like.shape, generator=self.generator, dtype=like.dtype, device=like.device)
 
     def take(self, rows: Tensor) -> SharedNoise:
+        return self
+
+    def fork(self, numbers: Sequence[int]) -> SharedNoise:
         return self
 
 
@@ -66,6 +73,10 @@ class ExampleNoise:
 
     def take(self, rows: Tensor) -> ExampleNoise:
         return ExampleNoise(self.seed, self.index[rows.to(self.index.device)], self.draws)
+
+    def fork(self, numbers: Sequence[int]) -> ExampleNoise:
+        parts = [_mix(self.index + _signed(n * 0xA0761D6478BD642F)) if n else self.index for n in numbers]
+        return ExampleNoise(self.seed, torch.cat(parts), self.draws)
 
     def _bits(self, like: Tensor) -> Tensor:
         index = self.index.to(like.device)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from classwise.attacks import ATTACKS, BallAttack
+from classwise.attacks import ATTACKS, BallAttack, Fast
 from classwise.attacks.adapters import ForeignAttack, as_attack
 from classwise.corruptions import Corruption, make_corruptions
 from classwise.errors import InputError
@@ -28,10 +28,12 @@ class Suite:
     threat: Threat
 
 
-def read_suite(given: Any, eps: float | str | None = None, norm: str | None = None) -> Suite:
+def read_suite(
+    given: Any, eps: float | str | None = None, norm: str | None = None, *, exhaustive: bool = False
+) -> Suite:
     """Read what was asked for: a spec, an attack object of ours or of another library, a function, or several.
 
-    The threat is what is given here, else what the attacks bring, else Linf 8/255.
+    The threat is what is given here, else what the attacks bring, else Linf 8/255. ``exhaustive`` is for ``fast``.
     """
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     attacks, corruptions = [], []
@@ -42,7 +44,10 @@ def read_suite(given: Any, eps: float | str | None = None, norm: str | None = No
             corruptions.extend(make_corruptions(one))
         else:
             attack = read_attack(one)
+            attack = replace(attack, exhaustive=True) if exhaustive and isinstance(attack, Fast) else attack
             attacks.append((one if isinstance(one, str) else repr(attack), attack))
+    if exhaustive and not any(isinstance(attack, Fast) for _, attack in attacks):
+        raise InputError("exhaustive goes with the attack fast: the others always run in full")
     threat = _common_threat([attack for _, attack in attacks], eps, norm)
     keys = _keys(attacks)
     _refuse_repetition([*keys, *(corruption.key for corruption in corruptions)])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -167,6 +167,11 @@ class Effort:
         return cls(*torch.zeros(2, size, dtype=torch.int64, device=device))
 
 
+Whom = Literal["survivors", "nearest", "sample", "doubtful"]
+"""Which examples a stage attacks: all that are left, those nearest to being broken, a sample of every class, or all
+that are left where there is reason to doubt the stages before."""
+
+
 class Attack(Protocol):
     """Looks for a misclassified point in the ball around each image. A frozen dataclass; its repr is its identity."""
 
@@ -204,6 +209,9 @@ class MeasuredAttack(Attack, Protocol):
 
     def stages(self, num_classes: int) -> Mapping[str, MeasuredAttack]:
         """The attacks it runs in turn, each on what the ones before left; none if it is a single one."""
+
+    def whom(self, stage: str) -> Whom:
+        """Which of the examples that the stages before left a stage is for."""
 
 
 class Corruption(Protocol):

@@ -32,6 +32,9 @@ _GROUPS = {
     "backwards": "backwards:",
 }
 """Columns of one kind, and what their names begin with in the file."""
+_MARGINS = "margin:"
+
+Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -51,6 +54,9 @@ class Verdicts:
     forwards: dict[str, Ints] = field(default_factory=dict)
     backwards: dict[str, Ints] = field(default_factory=dict)
     """Passes through the model that each example took, for each attack and stage that searched."""
+    margins: dict[str, Floats] = field(default_factory=dict)
+    """How far beyond the boundary each of them left the example: the largest wrong logit minus the label's; NaN where
+    it did not run."""
 
     @classmethod
     def pending(
@@ -70,14 +76,22 @@ class Verdicts:
             corrupted=undecided(corrupted),
         )
 
+    def take(self, rows: np.ndarray) -> Verdicts:
+        """The table of some examples."""
+        groups = {group: {key: column[rows] for key, column in getattr(self, group).items()} for group in _GROUPS}
+        margins = {key: column[rows] for key, column in self.margins.items()}
+        whole = (self.index[rows], self.label[rows], self.natural[rows])
+        return Verdicts(index=whole[0], label=whole[1], natural=whole[2], margins=margins, **groups)
+
     def __len__(self) -> int:
         return len(self.index)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Verdicts):
             return False
-        mine, theirs = self._columns(), other._columns()
-        return list(mine) == list(theirs) and all(np.array_equal(mine[name], theirs[name]) for name in mine)
+        mine, theirs = self._columns() | self.margins, other._columns() | other.margins
+        same = (np.array_equal(mine[name], theirs[name], equal_nan=name in self.margins) for name in mine)
+        return list(mine) == list(theirs) and all(same)
 
     @property
     def keys(self) -> list[str]:
@@ -130,6 +144,8 @@ class Verdicts:
         """Write the table atomically, with the fingerprint of the evaluation it belongs to."""
         decided = np.logical_and.reduce([self.predictions(key) != PENDING for key in self.keys])
         columns = {name: pa.array(column, mask=column == PENDING) for name, column in self._columns().items()}
+        for key, margins in self.margins.items():
+            columns[f"{_MARGINS}{key}"] = pa.array(margins, mask=np.isnan(margins))
         columns["robust"] = pa.array(self.survived(), mask=~decided)
         columns["broken_by"] = pa.array(self.broken_by, type=pa.string())
         table = pa.table(columns).replace_schema_metadata({"classwise.fingerprint": fingerprint})
@@ -153,11 +169,16 @@ class Verdicts:
             def group(prefix: str) -> dict[str, Ints]:
                 return {name.removeprefix(prefix): ints(name) for name in columns if name.startswith(prefix)}
 
+            def floats(name: str) -> Floats:
+                return np.array(columns[name], dtype=np.float32)
+
+            margins = {name.removeprefix(_MARGINS): floats(name) for name in columns if name.startswith(_MARGINS)}
             verdicts = cls(
                 index=ints("index"),
                 label=ints("label"),
                 natural=ints(NATURAL),
                 **{group_name: group(prefix) for group_name, prefix in _GROUPS.items()},
+                margins=margins,
             )
         except FileNotFoundError:
             raise InputError(f"no such file: {path}") from None

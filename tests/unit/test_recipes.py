@@ -110,7 +110,7 @@ def test_radius_of_either_norm(write):
         ("ema = 1", "ema = 1: input should be less than 1"),
         ("clip = 0", "clip = 0: input should be greater than 0"),
         ("name = 3", "name = 3: input should be a valid string"),
-        ('precision = "fp8"', "precision = 'fp8': input should be 'fp32' or 'bf16'"),
+        ('precision = "fp8"', "precision = 'fp8': input should be 'auto', 'fp32' or 'bf16'"),
         ('select = "best"', "select = 'best': input should be 'robust+worst'"),
         ('norm = "L1"', "norm = 'L1': input should be 'Linf' or 'L2'"),
         ('eps = "a/b"', "eps = 'a/b': eps = 'a/b' is not a number like 0.03 or 8/255"),

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from classwise.attacks.apgd import APGD
 from classwise.attacks.autoattack import AutoAttack
 from classwise.attacks.base import BallAttack
+from classwise.attacks.cosine_pgd import CosinePGD
 from classwise.attacks.cw_l2 import CWL2
 from classwise.attacks.cw_linf import CWLinf
 from classwise.attacks.cw_pgd import CWPGD
 from classwise.attacks.fab import FAB
+from classwise.attacks.fast import Fast
 from classwise.attacks.fgsm import FGSM
 from classwise.attacks.nattack import NAttack
 from classwise.attacks.nes import NES
@@ -23,10 +25,12 @@ from classwise.attacks.transfer import Transfer
 ATTACKS: Mapping[str, type[BallAttack]] = {
     "apgd": APGD,
     "autoattack": AutoAttack,
+    "cosine-pgd": CosinePGD,
     "cw-l2": CWL2,
     "cw-linf": CWLinf,
     "cw-pgd": CWPGD,
     "fab": FAB,
+    "fast": Fast,
     "fgsm": FGSM,
     "nattack": NAttack,
     "nes": NES,
@@ -50,6 +54,8 @@ __all__ = [
     "AutoAttack",
     "BallAttack",
     "CWLinf",
+    "CosinePGD",
+    "Fast",
     "NAttack",
     "Square",
     "TemperaturePGD",

@@ -5,18 +5,26 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
 from classwise.attacks.base import BallAttack
+from classwise.attacks.losses import margin
 from classwise.attacks.problem import Problem
 from classwise.errors import InputError
 
 Target = Literal["most-likely", "least-likely", "random", "all"] | int
 """Which wrong class to aim at: by the model's own order on the clean image, at random, each in turn, or one class."""
+
+Attempt = tuple[Tensor | None, bool]
+"""Classes to aim at, and whether it is a further try at them."""
+ROOM = {False: 1, True: 1000}
+"""Examples that keep the device busy, by whether it is a GPU. Side by side, what one breaks costs the others too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,18 +60,31 @@ class AimedAttack(BallAttack):
             if not len(rows):
                 return result
             problem = problem.take(rows)
-        attempts = [(aim, restart > 0) for aim in self._aims(problem) for restart in range(self.restarts)]
         places = rows
-        for number, (aim, again) in enumerate(attempts):
-            attempt = self.retry if again else self.search
-            x = attempt(problem, None if aim is None else aim[torch.searchsorted(places, rows)])
-            result[rows] = x
-            if number + 1 == len(attempts):
+        attempts = [(aim, restart > 0) for aim in self._aims(problem) for restart in range(self.restarts)]
+        if len(attempts) == 1:
+            result[rows] = self.search(problem, attempts[0][0])
+            return result
+        nearest = torch.full_like(problem.ball.radius.flatten(), -torch.inf)
+        number = 0
+        while number < len(attempts):
+            # A small batch does not fill the device: several attempts go side by side.
+            room = max(ROOM[result.device.type == "cuda"] // len(rows), 1)
+            again, group = next(_alike(attempts[number : number + room]))
+            aims = [aim[torch.searchsorted(places, rows)] for aim, _ in group if aim is not None]
+            trial = problem.attempts(range(number, number + len(group)))
+            x = (self.retry if again else self.search)(trial, torch.cat(aims) if aims else None)
+            margins = margin(trial.y)(trial.logits(x)).nan_to_num(-torch.inf)
+            for some, reached in zip(x.chunk(len(group)), margins.chunk(len(group)), strict=True):
+                # What is broken stays as it is; what no attempt breaks comes back as it was nearest to that.
+                nearer = (reached > nearest) & (nearest <= 0)
+                nearest = torch.where(nearer, reached, nearest)
+                result[rows] = torch.where(nearer.view(-1, *[1] * (x.dim() - 1)), some, result[rows])
+            number += len(group)
+            alive = nearest <= 0
+            if not bool(alive.any()):
                 break
-            alive = problem.survives(x)
-            rows, problem = rows[alive], problem.take(alive)
-            if not len(rows):
-                break
+            rows, problem, nearest = rows[alive], problem.take(alive), nearest[alive]
         return result
 
     @abstractmethod
@@ -94,12 +115,23 @@ class AimedAttack(BallAttack):
         others = num_classes - 1
         if self.num_targets is not None and self.num_targets > others:
             raise InputError(f"num_targets = {self.num_targets}, but there are only {others} classes to aim at")
-        order = clean.scatter(1, problem.y[:, None], -torch.inf).argsort(dim=1, descending=True, stable=True)
+        order = self.order(problem, clean)
         if self.target == "most-likely":
             return [order[:, 0]]
         if self.target == "least-likely":
-            return [order[:, others - 1]]
+            return [order[:, -1]]
         return list(order[:, : self.num_targets or others].unbind(1))
+
+    def order(self, problem: Problem, clean: Tensor) -> Tensor:
+        """(B, K - 1) the wrong classes, from the likeliest on the clean image, whose logits these are, to the least."""
+        order = clean.scatter(1, problem.y[:, None], -torch.inf).argsort(dim=1, descending=True, stable=True)
+        return order[:, :-1]
+
+
+def _alike(attempts: list[Attempt]) -> Iterator[tuple[bool, list[Attempt]]]:
+    """Attempts in a row that are all first ones, or all further ones."""
+    for again, group in groupby(attempts, lambda attempt: attempt[1]):
+        yield again, list(group)
 
 
 def _check_targets(targets: Tensor, y: Tensor, num_classes: int) -> None:

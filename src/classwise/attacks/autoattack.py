@@ -16,7 +16,7 @@ Deviations
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -89,15 +89,20 @@ class AutoAttack(BallAttack):
 
     def perturb(self, problem: Problem) -> Tensor:
         """The attacks in turn on one batch; an example the model gets wrong untouched stays as it is."""
-        result = problem.ball.centre.clone()
-        rows = torch.arange(len(problem), device=result.device)
-        clean = problem.logits(result)
-        alive = clean.argmax(1) == problem.y
-        for attack in self.stages(clean.shape[1]).values():
-            rows, problem = rows[alive], problem.take(alive)
-            if not len(rows):
-                break
-            x = problem.ball.project(attack.perturb(problem))
-            result[rows] = x
-            alive = problem.survives(x)
-        return result
+        return in_turn(self.stages, problem)
+
+
+def in_turn(stages: Callable[[int], Mapping[str, BallAttack]], problem: Problem) -> Tensor:
+    """The attacks for so many classes on one batch, each on what the ones before left."""
+    result = problem.ball.centre.clone()
+    rows = torch.arange(len(problem), device=result.device)
+    clean = problem.logits(result)
+    alive = clean.argmax(1) == problem.y
+    for attack in stages(clean.shape[1]).values():
+        rows, problem = rows[alive], problem.take(alive)
+        if not len(rows):
+            break
+        x = problem.ball.project(attack.perturb(problem))
+        result[rows] = x
+        alive = problem.survives(x)
+    return result

@@ -19,7 +19,7 @@ from classwise.forward import device_of, dtype_of, frozen, logits_of
 from classwise.noise import ExampleNoise, Noise, Randomness, SharedNoise
 from classwise.spec import convert
 from classwise.threat import Norm, Threat
-from classwise.types import Effort
+from classwise.types import Effort, Whom
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +150,7 @@ class BallAttack(ABC):
                 effort=Effort.none(len(x), device),
                 rows=torch.arange(len(x), device=device),
                 targets=None if targets is None else targets.clone().to(device),
+                slack=getattr(model, "slack", 0.0),
             )
 
     @abstractmethod
@@ -163,3 +164,7 @@ class BallAttack(ABC):
     def stages(self, num_classes: int) -> Mapping[str, BallAttack]:
         """The attacks this one runs in turn, each on what the ones before left; none if it is a single one."""
         return {}
+
+    def whom(self, stage: str) -> Whom:
+        """Which of these a stage is for."""
+        return "survivors"

@@ -8,7 +8,7 @@ place and never by the author of an attack.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,6 +38,8 @@ class Problem:
     """(B,) places of these examples in the whole batch."""
     targets: Tensor | None = None
     """(B,) classes the caller wants the examples to be taken for."""
+    slack: float = 0.0
+    """How far beyond the boundary a label counts as lost: as much as the model asked may differ from the one meant."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -53,11 +55,16 @@ class Problem:
             targets=None if self.targets is None else self.targets[rows],
         )
 
+    def attempts(self, numbers: Sequence[int]) -> Problem:
+        """The same examples once for each attempt, attempt by attempt, every one with noise of its own."""
+        rows = torch.arange(len(self), device=self.y.device).repeat(len(numbers))
+        return replace(self.take(rows), noise=self.noise.fork(numbers))
+
     def logits(self, x: Tensor) -> Tensor:
         """Logits without a gradient. ``x`` may hold Q queries an example: (B · Q, C, H, W), example by example."""
         self._count(self.effort.forwards, len(x) // len(self))
         with torch.no_grad():
-            return self.forward(x)
+            return self._answers(x)
 
     def gradient(self, x: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient of a per-example loss of the logits, the losses (B,) and the logits, of one pass.
@@ -67,7 +74,7 @@ class Problem:
         self._count(self.effort.forwards)
         self._count(self.effort.backwards)
         x = x.detach().requires_grad_()
-        logits = self.forward(x)
+        logits = self._answers(x)
         losses = loss(logits)
         (gradient,) = torch.autograd.grad(losses.sum(), x)
         return gradient, losses.detach(), logits.detach()
@@ -75,7 +82,7 @@ class Problem:
     def gradients(self, x: Tensor, functions: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients (B, J, C, H, W) of J functions (B, J) of the logits, their values and the logits, of one pass."""
         x = x.detach().requires_grad_()
-        logits = self.forward(x)
+        logits = self._answers(x)
         values = functions(logits)
         last = values.shape[1] - 1
         self._count(self.effort.forwards)
@@ -86,6 +93,13 @@ class Problem:
     def survives(self, x: Tensor) -> Tensor:
         """(B,) bool: whether the model still gives each image its label."""
         return self.logits(x).argmax(1) == self.y
+
+    def _answers(self, x: Tensor) -> Tensor:
+        logits = self.forward(x)
+        if not self.slack:
+            return logits
+        y = self.y.repeat_interleave(len(x) // len(self), output_size=len(x))
+        return logits.scatter_add(1, y[:, None], logits.new_full((1, 1), self.slack).expand(len(y), 1))
 
     def _count(self, counter: Tensor, times: int = 1) -> None:
         counter.index_add_(0, self.rows, torch.full_like(self.rows, times))

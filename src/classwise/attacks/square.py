@@ -43,6 +43,10 @@ HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """Queries of ten thousand after which the share p is halved."""
 BLOCK = 64
 """The most queries between two looks at which examples are broken: looking makes a GPU wait."""
+ROOM = {False: 0, True: 800}
+"""Images that keep the device busy, by whether it is a GPU."""
+AT_ONCE = 8
+"""The most proposals of an example in one pass: one of them may be taken, and makes the others vain."""
 TINY = 1e-24
 """Keeps the direction of an empty window finite."""
 
@@ -74,6 +78,9 @@ class Square(BallAttack):
         x, score = begin(problem), self._score(problem.y)
         best = score(problem.logits(x.view(-1, *shape)))
         best = torch.where(best.isnan(), -torch.inf, best)
+        at_once = min(ROOM[x.is_cuda] // len(x), AT_ONCE)
+        if at_once > 1 and problem.ball.norm == "Linf":
+            return self._ahead(problem, x.view(-1, *shape), best, at_once)
         for side, count in self._blocks(shape, problem.ball.norm):
             alive = (best < torch.inf).nonzero().squeeze(1)
             if len(alive) < len(rows):
@@ -89,6 +96,40 @@ class Square(BallAttack):
                 torch.where(better[:, None, None], candidate, x, out=x)
                 best = torch.where(better, scores, best)
         return result.index_copy(0, rows, x).view(-1, *shape)
+
+    def _ahead(self, problem: Problem, x: Tensor, best: Tensor, at_once: int) -> Tensor:
+        """The same search on a batch that does not fill the device: several proposals of an example at a time.
+
+        Proposals are mostly refused. So the next few are asked together, as if none were taken; the first that is
+        better counts, and those after it are asked again, from the image as it then is. The result is the same.
+        """
+        result, rows = problem.ball.centre.clone(), torch.arange(len(x), device=x.device)
+        blocks = list(self._blocks(x.shape[1:], "Linf"))
+        draw = torch.cat(
+            [draws(problem, count, 2 + x.shape[1]) for _, count in blocks] or [x.new_empty(len(x), 0, 5)], 1
+        )
+        sides = torch.tensor([side for side, count in blocks for _ in range(count)], device=x.device)
+        asked = torch.zeros_like(rows)
+        while True:
+            alive = (best < torch.inf) & (asked < len(sides))
+            result = result.index_copy(0, rows, x)
+            if not bool(alive.any()):
+                return result
+            rows, problem, asked, draw = rows[alive], problem.take(alive), asked[alive], draw[alive]
+            x, best = x[alive], best[alive]
+            score = self._score(problem.y.repeat_interleave(at_once))
+            for _ in range(BLOCK // at_once):
+                query = asked[:, None] + torch.arange(at_once, device=x.device)
+                known = query.clamp_max(len(sides) - 1)
+                numbers = draw.gather(1, known[..., None].expand(-1, -1, draw.shape[2]))
+                candidates = windows(problem, x, numbers, sides[known])
+                scores = score(problem.logits(candidates.flatten(0, 1))).view_as(known)
+                better = (scores > best[:, None]) & (query < len(sides))
+                taken, first = better.any(1), better.long().argmax(1, keepdim=True)
+                chosen = candidates.take_along_dim(first[..., None, None, None], 1).squeeze(1)
+                x = torch.where(taken[:, None, None, None], chosen, x)
+                best = torch.where(taken, scores.gather(1, first).squeeze(1), best)
+                asked = asked + torch.where(taken, first.squeeze(1) + 1, at_once)
 
     def _score(self, y: Tensor) -> Loss:
         """What the search climbs. A broken example is at the top, where no proposal can replace it."""
@@ -136,6 +177,21 @@ def squares(problem: Problem, x: Tensor, side: int, count: int) -> Iterator[Tens
         places = corner + window
         values = bounds.gather(2, places + shift)
         yield x.scatter(2, places.expand_as(values), values)
+
+
+def windows(problem: Problem, x: Tensor, draw: Tensor, side: Tensor) -> Tensor:
+    """The same proposals for Q windows an example, of sides (B, Q) that may differ: (B, Q, C, H, W)."""
+    ball = problem.ball
+    height, width = x.shape[2:]
+
+    def span(place: Tensor, size: int) -> Tensor:
+        first = (place * (size - side + 1)).long()[..., None]
+        pixels = torch.arange(size, device=x.device)
+        return (pixels >= first) & (pixels < first + side[..., None])
+
+    inside = span(draw[..., 0], height)[..., None] & span(draw[..., 1], width)[..., None, :]
+    bound = torch.where((draw[..., 2:] < 0.5)[..., None, None], ball.high[:, None], ball.low[:, None])
+    return torch.where(inside[:, :, None], bound, x[:, None])
 
 
 def tiles(problem: Problem) -> Tensor:

@@ -33,6 +33,7 @@ from classwise.forward import count_outputs, device_of
 from classwise.noise import ExampleNoise, SharedNoise
 from classwise.spec import Spec, build
 from classwise.threat import Threat
+from classwise.types import Whom
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -92,6 +93,10 @@ class Transfer(BallAttack):
     def stages(self, num_classes: int) -> Mapping[str, BallAttack]:
         """One transfer for each of its stages."""
         return {name: replace(self, attack=stage) for name, stage in self.crafter.stages(num_classes).items()}
+
+    def whom(self, stage: str) -> Whom:
+        """As the attack that makes the images has it."""
+        return self.crafter.whom(stage)
 
     def perturb(self, problem: Problem) -> Tensor:
         substitute, x = self.substitute, problem.ball.centre

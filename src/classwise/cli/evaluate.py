@@ -11,6 +11,7 @@ from classwise.cli.console import ConsoleProgress, estimate, guarded, number, sa
 from classwise.reporting import ClassReport
 from classwise.reporting.corruptions import Corruptions
 from classwise.reporting.effort import StageInfo
+from classwise.reporting.story import WHOM, allocation_sentence, audit_sentence
 
 
 @guarded
@@ -38,6 +39,15 @@ def evaluate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the attacks' random starts.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ... [default: a GPU where there is one]")] = None,
+    engine: Annotated[
+        str, typer.Option(help="auto or compiled: attacks search a faster twin of the model; eager: the model itself.")
+    ] = "auto",
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="fast: the whole ensemble on all that the cascade left.")
+    ] = False,
+    until_worst_ci: Annotated[
+        float | None, typer.Option(help="Stop when the worst class is known to so many points, as 2. [default: never]")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -56,6 +66,9 @@ def evaluate(
         batch_size=batch_size,
         seed=seed,
         device=device,
+        engine=engine,
+        exhaustive=exhaustive,
+        until_worst_ci=until_worst_ci,
         out=out,
         resume=resume,
         progress=ConsoleProgress(),
@@ -106,6 +119,10 @@ def show(report: ClassReport) -> None:
         if attack.stages:
             say("")
             _show_stages(key, attack.stages)
+        if attack.audit:
+            say(audit_sentence(attack.audit))
+    if (told := allocation_sentence(report)) is not None:
+        say(f"\n{told}")
     if report.corruptions is not None:
         say("")
         _show_corruptions(report.corruptions)
@@ -118,10 +135,11 @@ def show(report: ClassReport) -> None:
 def _show_stages(key: str, stages: list[StageInfo]) -> None:
     table(
         f"{key}, stage by stage",
-        ["stage", "attacked", "broke", "forwards", "backwards", "seconds"],
+        ["stage", "for", "attacked", "broke", "forwards", "backwards", "seconds"],
         [
             [
                 stage.name,
+                WHOM.get(stage.whom, stage.whom),
                 str(stage.attacked),
                 str(stage.broke),
                 f"{stage.forwards:,}",

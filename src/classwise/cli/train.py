@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from classwise.cli.console import ConsoleProgress, guarded, number, say, say_json
+
+if TYPE_CHECKING:
+    from classwise.api import Run
 
 
 @guarded
@@ -18,6 +21,9 @@ def train(
     override: Annotated[
         list[str] | None, typer.Option("-o", "--override", help="key=value; may be repeated, as -o seed=1.")
     ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Several, as 0,1,2: side by side, into OUT/seed-0 and so on.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ... [default: a GPU where there is one]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
@@ -26,18 +32,41 @@ def train(
     import classwise
     from classwise.recipes import load_recipe, parse_overrides
 
-    run = classwise.train(
-        load_recipe(recipe, parse_overrides(override or [])),
-        out=out,
+    changes = parse_overrides(override or [])
+    places = {out: changes}
+    if seeds is not None:
+        places = {out / f"seed-{seed}": {**changes, "seed": seed} for seed in _numbers(seeds)}
+    runs = classwise.train_together(
+        {place: load_recipe(recipe, changes) for place, changes in places.items()},
         device=device,
         resume=resume,
         progress=ConsoleProgress(),
     )
-    best = run.outcome.history[run.outcome.best_epoch - 1]["validation"]
     if as_json:
-        answer = {"directory": str(out), "epochs": run.outcome.epochs, "best_epoch": run.outcome.best_epoch}
-        say_json({**answer, "rule": run.recipe.select, "validation": best})
+        answers = [_answer(run) for run in runs]
+        say_json(answers[0] if seeds is None else answers)
         return
+    for run in runs:
+        _show(run)
+
+
+def _numbers(text: str) -> list[int]:
+    from classwise.errors import InputError
+
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"seeds are whole numbers like 0,1,2, not {text!r}") from None
+
+
+def _answer(run: Run) -> dict[str, Any]:
+    best = run.outcome.history[run.outcome.best_epoch - 1]["validation"]
+    answer = {"directory": str(run.directory), "epochs": run.outcome.epochs, "best_epoch": run.outcome.best_epoch}
+    return {**answer, "rule": run.recipe.select, "validation": best}
+
+
+def _show(run: Run) -> None:
+    out, best = run.directory, _answer(run)["validation"]
     robust = best["robust"]
     say(
         f"best epoch {run.outcome.best_epoch} of {run.outcome.epochs} by {run.recipe.select} on validation: natural "

@@ -23,11 +23,14 @@ import torch
 from torch import nn
 
 from classwise.data import ImageSet, balanced_subset, ordered
+from classwise.engine import EngineName, Twin, searcher
 from classwise.errors import InputError
+from classwise.evaluation.rounds import Rounds
 from classwise.evaluation.sanity import inspect
 from classwise.evaluation.work import Parts, Work, predict
 from classwise.files import digest_json
 from classwise.forward import count_outputs, device_of
+from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.models.weights import digest_model
 from classwise.progress import Progress
@@ -37,10 +40,10 @@ from classwise.reporting.report import DatasetInfo, ThreatInfo
 from classwise.rundir import RunDirectory, Section, hardware, versions
 from classwise.threat import Threat
 from classwise.types import Corruption, MeasuredAttack
-from classwise.verdicts import NATURAL, Verdicts
+from classwise.verdicts import WORST_CASE, Verdicts
 
-PROBE = 100
-"""Examples looked at to tell models of the same weights apart, and for gradients that lead nowhere."""
+PROBE, PROBE_BATCH = 100, 10
+"""Examples looked at to tell models of the same weights apart, so many at a time: no memory is too small for them."""
 
 
 def run_evaluation(
@@ -58,6 +61,8 @@ def run_evaluation(
     directory: RunDirectory | None,
     beside: Section | None,
     resume: bool,
+    engine: EngineName,
+    until_worst_ci: float | None,
     progress: Progress,
 ) -> ClassReport:
     """Evaluate under every attack and every corruption.
@@ -70,6 +75,8 @@ def run_evaluation(
         batch_size = fitting_batch(images, device_of(model))
     elif batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    if until_worst_ci is not None and not attacks:
+        raise InputError("until_worst_ci needs an attack: without one there is no worst class to look for")
     num_classes = count_classes(model, images)
     classes = list(images.classes or (str(label) for label in range(num_classes)))
     index = choose_examples(images, per_class, num_classes)
@@ -88,10 +95,14 @@ def run_evaluation(
         "threat": f"{threat.norm} {threat.text}",
         "per_class": per_class,
         "seed": seed,
+        "engine": engine,
+        "until_worst_ci": until_worst_ci,
     }
     # The model counts by its weights and by what it says, not by the path or the name it came under.
-    answers = predict(model, next(ordered(images, index[:PROBE], PROBE, device_of(model)))[0]).tolist()
+    first = [x for x, _, _ in ordered(images, index[:PROBE], min(PROBE_BATCH, batch_size), device_of(model))]
+    answers = np.concatenate([predict(model, x) for x in first]).tolist()
     identity = [digest_model(model), answers, versions()["classwise"], versions()["torch"]]
+    twin = searcher(model, torch.cat(first)[: max(batch_size, PROBE_BATCH)], engine)
     fingerprint = digest_json([asked, images.digest(), identity])
     if directory is not None:
         details = {"asked": {**asked, "model": model_info}}
@@ -100,29 +111,37 @@ def run_evaluation(
             saved, mark = Verdicts.load(directory.verdicts)
             verdicts = saved if mark == fingerprint else verdicts
 
-    work = Work(model, images, verdicts, threat, batch_size, seed, directory, fingerprint, progress)
-    try:
+    work = Work(model, twin, images, verdicts, threat, batch_size, seed, directory, fingerprint, progress)
+    rounds = None if until_worst_ci is None else Rounds(verdicts.label, num_classes, until_worst_ci, seed)
+
+    def decide(open_: Bools) -> Bools:
+        work.open = open_
         work.natural()
         for key, (_, attack) in attacks.items():
             work.attack(key, attack, parts[key])
+        return verdicts.survived()
+
+    try:
+        if rounds is None:
+            decide(work.open)
+        else:
+            rounds.run(decide)
         for key, corruption in corruptions.items():
             work.corrupt(key, corruption)
     finally:
         work.save()
     ran = {key: work.account(key, spec, attack, parts[key], classes) for key, (spec, attack) in attacks.items()}
+    overall = None if rounds is None else {key: rounds.overall(verdicts, key) for key in (*verdicts.keys, WORST_CASE)}
+    verdicts = verdicts if rounds is None else verdicts.take(rounds.open)
     searched = {unit: one.black_box for part in parts.values() for unit, one in part.units.items()}
-    probes, trouble = None, None
-    if attacks and verdicts.survived(NATURAL).any():
-        try:
-            probes = work.examine()
-        except InputError as error:  # the verdicts are reached; a model that stumbles over a probe does not undo them
-            trouble = str(error)
+    probes = work.probes if attacks else None
+    surroundings = {"versions": versions(), "hardware": hardware()}
     report = ClassReport.from_verdicts(
         verdicts,
         dataset=DatasetInfo(
             name=images.name, split=images.split, n=len(verdicts), classes=classes, digest=images.digest()
         ),
-        model={**model_info, "versions": versions(), "hardware": hardware()},
+        model={**model_info, "searched": twin.how if isinstance(twin, Twin) else "as it is", **surroundings},
         threat=ThreatInfo(norm=threat.norm, eps=threat.eps, eps_text=threat.text),
         attacks=ran,
         corruptions=[
@@ -135,12 +154,16 @@ def run_evaluation(
             rejected={key: info.rejected for key, info in ran.items()},
             classes=classes,
             searched=searched,
-            probes=probes,
-            trouble=trouble,
+            probes=None if isinstance(probes, InputError) else probes,
+            trouble=str(probes) if isinstance(probes, InputError) else None,
+            fitted=work.fitted,
             trained_on_these=trained_on is not None and trained_on == images.digest(),
         ),
+        allocation=None if rounds is None else rounds.info(),
+        overall=overall,
     )
     if directory is not None:
+        verdicts.save(directory.verdicts, fingerprint)
         report.to_json(directory.report)
         report.to_html(directory.page)
         directory.finish("evaluation")

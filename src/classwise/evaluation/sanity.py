@@ -37,13 +37,14 @@ def inspect(
     searched: Mapping[str, bool] | None = None,
     probes: Probes | None = None,
     trouble: str | None = None,
+    fitted: int | None = None,
     trained_on_these: bool = False,
 ) -> Sanity:
     """Look at a finished evaluation.
 
     ``rejected`` counts, per attack, results outside the ball or the box. ``searched`` tells, of each column of the
     verdicts that one attack (or one stage) filled, whether it worked without gradients. ``trouble``: why there are no
-    probes, where the model failed under them.
+    probes, where the model failed under them. ``fitted``: the batch size that memory allowed, where that was less.
     """
     findings = []
     if trained_on_these:
@@ -53,13 +54,16 @@ def inspect(
         text = f"The model could not be probed, so nobody knows how far the numbers can be trusted: {trouble}"
         findings.append(Finding(severity="warning", code="not-probed", text=text))
     if probes is not None:
-        findings += [*_answers(probes), *_gradients(probes, classes), *_scale(probes), *_outputs(probes)]
+        findings += _of(probes, classes)
     findings += _black_boxes(verdicts, searched or {}, classes)
     findings += _left_alone(verdicts, classes)
     for key, count in rejected.items():
         if count:
             text = f"{key} returned {count} images outside the allowed ball or [0, 1]; they do not count as breaks."
             findings.append(Finding(severity="warning", code="rejected", text=text))
+    if fitted is not None:
+        text = f"Memory did not hold the batches asked for: the evaluation went on in batches of {fitted}."
+        findings.append(Finding(severity="info", code="out-of-memory", text=text))
     if (near := nearby_fraction(threat)) is not None:
         text = f"eps = {threat.text} is not {near}: results for the two are not comparable to the last digit."
         findings.append(Finding(severity="info", code="rounded-eps", text=text))
@@ -67,6 +71,15 @@ def inspect(
         text = "No example survived: the radius may be too large to tell one model or class from another."
         findings.append(Finding(severity="info", code="nothing-survived", text=text))
     return Sanity(findings=findings, probes=probes)
+
+
+def warnings_of(probes: Probes) -> list[str]:
+    """The codes of what the probes warn of, worse included."""
+    return [found.code for found in Sanity(findings=_of(probes, ())).at_least("warning")]
+
+
+def _of(probes: Probes, classes: Sequence[str]) -> list[Finding]:
+    return [*_answers(probes), *_gradients(probes, classes), *_scale(probes), *_outputs(probes)]
 
 
 # Does the model give one answer to one question?

@@ -4,21 +4,28 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from classwise.attacks import BallAttack
+from classwise.attacks.losses import margin
 from classwise.data import ImageSet, ordered
 from classwise.errors import InputError
+from classwise.evaluation.fast import Cascade
 from classwise.evaluation.probes import choose, examine
+from classwise.evaluation.sanity import warnings_of
 from classwise.files import digest
 from classwise.forward import blamed_on_the_model, device_of, dtype_of, exact, frozen, logits_of
+from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.noise import ExampleNoise
 from classwise.progress import Progress
@@ -39,11 +46,16 @@ NOTE_SECONDS = 1.0
 
 def predict(model: nn.Module, x: Tensor) -> Ints:
     """The labels a model gives to images, in plain float32 and evaluation mode."""
+    return np.asarray(answers(model, x).argmax(1).cpu())
+
+
+def answers(model: nn.Module, x: Tensor) -> Tensor:
+    """The logits (B, K) it gives."""
     with blamed_on_the_model("on clean or attacked images"), torch.no_grad(), frozen(model), exact(x.device):
         logits = logits_of(model(x.to(dtype_of(model))))
     if not bool(logits.isfinite().all()):
         raise InputError("the model answers with NaN or infinite logits: there is no prediction to judge")
-    return np.asarray(logits.argmax(1).cpu())
+    return logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,7 @@ class Work:
     def __init__(
         self,
         model: nn.Module,
+        searcher: nn.Module,
         images: ImageSet,
         verdicts: Verdicts,
         threat: Threat,
@@ -79,24 +92,28 @@ class Work:
         fingerprint: str,
         progress: Progress,
     ) -> None:
-        self.model, self.images, self.verdicts, self.threat = model, images, verdicts, threat
+        self.model, self.searcher = model, searcher
+        self.images, self.verdicts, self.threat = images, verdicts, threat
         self.batch_size, self.seed, self.progress = batch_size, seed, progress
         self.directory, self.fingerprint = directory, fingerprint
         self.device = device_of(model)
         self.saved = time.monotonic()
+        self.open = np.ones(len(verdicts), dtype=bool)
+        """(N,) which examples are to be decided; the others wait."""
+        self.cascades: dict[str, Cascade] = {}
+        self.fitted: int | None = None
+        """The batch that memory allowed, where the one asked for did not fit."""
         self.effort: dict[str, dict[str, Any]] = (
             {} if directory is None else directory.read()["evaluation"].get("effort", {})
         )
 
     def natural(self) -> None:
         """Predictions on the untouched images."""
-        rows = np.flatnonzero(self.verdicts.natural == PENDING)
-        self.progress.start(NATURAL, len(self.verdicts), len(self.verdicts) - len(rows))
-        for batch in self._batches(rows):
-            x, _, _ = self._images(batch)
-            self.verdicts.natural[batch] = predict(self.model, x)
-            self._done(len(batch))
-        self.progress.finish()
+
+        def fill(batch: Ints) -> None:
+            self.verdicts.natural[batch] = predict(self.model, self._images(batch)[0])
+
+        self._each(NATURAL, self.open & (self.verdicts.natural == PENDING), fill)
 
     def attack(self, key: str, attack: MeasuredAttack, parts: Parts) -> None:
         """Predictions under one attack, of the examples that are classified correctly when untouched."""
@@ -106,9 +123,11 @@ class Work:
                 self._search(name, variant, self.verdicts.natural, columns[name])
             columns[key][:] = columns[self.strongest(parts)]
         elif parts.stages:
+            whoms = {name: attack.whom(name.removeprefix(f"{key}/")) for name in parts.stages}
+            cascade = self.cascades[key] = Cascade(parts.stages, whoms, self.verdicts, self.seed, self.warnings)
             before = self.verdicts.natural
             for name, stage in parts.stages.items():
-                self._search(name, stage, before, self.verdicts.stages[name])
+                self._search(name, stage, before, self.verdicts.stages[name], cascade.whom(name, before))
                 before = self.verdicts.stages[name]
             columns[key][:] = before
         else:
@@ -121,37 +140,40 @@ class Work:
     def corrupt(self, key: str, corruption: Corruption) -> None:
         """Predictions on corrupted images."""
         column = self.verdicts.corrupted[key]
-        rows = np.flatnonzero(column == PENDING)
         stream = int(digest(str(self.seed), repr(corruption))[:15], 16)
-        self.progress.start(key, len(self.verdicts), len(self.verdicts) - len(rows))
-        for batch in self._batches(rows):
+
+        def fill(batch: Ints) -> None:
             x, _, index = self._images(batch)
             column[batch] = predict(self.model, corruption(x, generator=ExampleNoise(stream, index)))
-            self._done(len(batch))
-        self.progress.finish()
 
-    def _search(self, key: str, attack: MeasuredAttack, before: Ints, column: Ints) -> None:
-        """Fill a column by attacking what an earlier column left; what is broken there stays as it is."""
+        self._each(key, self.open & (column == PENDING), fill)
+
+    def _search(self, key: str, attack: MeasuredAttack, before: Ints, column: Ints, whom: Bools | None = None) -> None:
+        """Fill a column by attacking what an earlier one left, or some of it; the rest stays as it is there."""
         forwards = self.verdicts.forwards.setdefault(key, np.zeros(len(column), dtype=np.int64))
         backwards = self.verdicts.backwards.setdefault(key, np.zeros(len(column), dtype=np.int64))
+        margins = self.verdicts.margins.setdefault(key, np.full(len(column), np.nan, dtype=np.float32))
+        attacked = before == self.verdicts.label
+        attacked = attacked if whom is None else attacked & whom
         effort = self.effort.setdefault(key, {"rejected": 0, "seconds": 0.0})
-        broken = before != self.verdicts.label
-        column[broken] = before[broken]
-        rows = np.flatnonzero(column == PENDING)
-        self.progress.start(key, len(column), len(column) - len(rows))
+        effort["attacked"] = int(attacked.sum())
+        column[~attacked & (column == PENDING)] = before[~attacked & (column == PENDING)]
         stream = int(digest(str(self.seed), repr(attack))[:15], 16)
-        for batch in self._batches(rows):
+        searcher = self.searcher if isinstance(attack, BallAttack) else self.model
+
+        def fill(batch: Ints) -> None:
             began = time.perf_counter()
             x, y, index = self._images(batch)
-            with blamed_on_the_model(f"under {key}"), self._audible():
-                x_adv, spent = attack.run(self.model, x, y, generator=ExampleNoise(stream, index))
+            with blamed_on_the_model(f"under {key}"), self._audible(searcher):
+                x_adv, spent = attack.run(searcher, x, y, generator=ExampleNoise(stream, index))
             inside = self.threat.ball(x).contains(x_adv)
-            column[batch] = predict(self.model, torch.where(inside[:, None, None, None], x_adv, x))
+            logits = answers(self.model, torch.where(inside[:, None, None, None], x_adv, x))
+            column[batch], margins[batch] = logits.argmax(1).cpu(), margin(y)(logits).cpu()
             forwards[batch], backwards[batch] = spent.forwards.cpu(), spent.backwards.cpu()
             effort["rejected"] += int((~inside).sum())
             effort["seconds"] = round(effort["seconds"] + time.perf_counter() - began, 3)
-            self._done(len(batch))
-        self.progress.finish()
+
+        self._each(key, attacked & (column == PENDING), fill)
 
     def account(
         self,
@@ -169,6 +191,7 @@ class Work:
             "backwards": np.sum([verdicts.backwards[unit] for unit in units], axis=0),
         }
         attacked = verdicts.survived(NATURAL)
+        cascade = self.cascades.get(key)
         before = [NATURAL, *parts.stages]
         return AttackInfo(
             spec=spec,
@@ -190,8 +213,8 @@ class Work:
                 StageInfo(
                     name=name.removeprefix(f"{key}/"),
                     settings=repr(stage),
-                    attacked=(reached := int(verdicts.survived(before[number]).sum())),
-                    broke=reached - int(verdicts.survived(name).sum()),
+                    whom=attack.whom(name.removeprefix(f"{key}/")),
+                    broke=int(verdicts.survived(before[number]).sum() - verdicts.survived(name).sum()),
                     forwards=int(verdicts.forwards[name].sum()),
                     backwards=int(verdicts.backwards[name].sum()),
                     **self.effort[name],
@@ -199,25 +222,41 @@ class Work:
                 for number, (name, stage) in enumerate(parts.stages.items())
             ],
             strongest=self.strongest(parts) if parts.variants else None,
+            audit=None if cascade is None else cascade.audit(),
         )
 
-    def examine(self) -> Probes:
-        """Short experiments on a few of the examples that the attacks had to work on."""
+    @cached_property
+    def probes(self) -> Probes | InputError | None:
+        """Short experiments on a few of the examples that the attacks had to work on; or why there are none."""
         label = self.verdicts.label
-        x, y, index = self._images(choose(label, self.verdicts.survived(NATURAL)))
+        rows = choose(label, self.verdicts.survived(NATURAL))
+        if not len(rows):
+            return None
+        x, y, index = self._images(rows)
         some = np.linspace(0, len(label) - 1, min(NATURAL_SAMPLE, len(label)), dtype=int)
         natural, names, _ = self._images(some)
-        return examine(
-            self.model,
-            x,
-            y,
-            index=index,
-            threat=self.threat,
-            seed=self.seed,
-            natural=(natural, names),
-            batch_size=self.batch_size,
-            progress=self.progress,
-        )
+        try:
+            return examine(
+                self.model,
+                x,
+                y,
+                index=index,
+                threat=self.threat,
+                seed=self.seed,
+                natural=(natural, names),
+                batch_size=self.batch_size,
+                progress=self.progress,
+            )
+        except InputError as error:  # verdicts can be reached; a model that stumbles over a probe does not undo them
+            return error
+        except torch.OutOfMemoryError:
+            return InputError("there is no memory for the probes")
+
+    def warnings(self) -> list[str]:
+        """What the probes warn of."""
+        if isinstance(self.probes, InputError):
+            return ["not-probed"]
+        return [] if self.probes is None else warnings_of(self.probes)
 
     def save(self) -> None:
         """Put what is decided on disk."""
@@ -226,14 +265,32 @@ class Work:
             self.verdicts.save(self.directory.verdicts, self.fingerprint)
             self.saved = time.monotonic()
 
-    def _batches(self, rows: Ints) -> list[Ints]:
-        return [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
+    def _each(self, task: str, pending: Bools, fill: Callable[[Ints], None]) -> None:
+        """Fill what is pending in a column batch by batch, in smaller ones where memory does not hold them."""
+        rows = np.flatnonzero(pending)
+        self.progress.start(task, len(pending), len(pending) - len(rows))
+        while len(rows):
+            # Batches of one size each, not full ones and a small rest.
+            batch = rows[: math.ceil(len(rows) / math.ceil(len(rows) / self.batch_size))]
+            try:
+                fill(batch)
+            except torch.OutOfMemoryError as error:
+                if len(batch) == 1:
+                    raise InputError(f"{task}: there is no memory for a single image") from error
+                self.batch_size = self.fitted = len(batch) // 2
+                self.progress.advance(0, f"out of memory: going on in batches of {self.fitted}")
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
+                continue
+            rows = rows[len(batch) :]
+            self._done(len(batch))
+        self.progress.finish()
 
     def _images(self, rows: Ints) -> tuple[Tensor, Tensor, Tensor]:
         return next(ordered(self.images, self.verdicts.index[rows], len(rows), self.device))
 
     @contextmanager
-    def _audible(self) -> Iterator[None]:
+    def _audible(self, searcher: nn.Module) -> Iterator[None]:
         """Say now and then how far the attack on a batch is: a thorough one takes minutes for it."""
         passes, spoke = 0, time.monotonic()
 
@@ -244,7 +301,7 @@ class Work:
                 spoke = time.monotonic()
                 self.progress.advance(0, f"pass {passes} over this batch")
 
-        handle = self.model.register_forward_hook(say)
+        handle = searcher.register_forward_hook(say)
         try:
             yield
         finally:

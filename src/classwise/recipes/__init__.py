@@ -9,15 +9,15 @@ import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from classwise.engine import EngineName
 from classwise.errors import InputError, unknown
 from classwise.plugins import is_attribute_spec
 from classwise.spec import Number, Spec, first_line
 from classwise.threat import Norm, Threat
-from classwise.training.engine import Precision
 from classwise.training.selection import Rule
 
 SPECS = ("model", "objective", "policy", "validation_attack", "optimizer", "schedule")
@@ -57,7 +57,8 @@ class Recipe(BaseModel):
     validation_per_class: int = Field(ge=1, description="training images per class held out for validation")
     ema: Number = Field(0.0, ge=0, lt=1, description="decay of the weight average, reached gradually; 0: off")
     clip: Number | None = Field(None, gt=0, description="largest gradient norm")
-    precision: Precision = "fp32"
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where the step is compiled")
+    engine: EngineName = Field("auto", description="how a step runs; auto: compiled on a GPU, eager elsewhere")
     select: Rule = Field("robust+worst", description="what makes an epoch the best, on validation")
     seed: int = Field(0, ge=0, lt=2**63)
 

@@ -484,6 +484,8 @@ def _environment() -> Environment:
         percent=story.percent,
         number=story.number,
         signed=story.signed,
+        audit_sentence=story.audit_sentence,
+        allocation_sentence=story.allocation_sentence,
         p_text=story.p_text,
         listing=story.listing,
         unbroken=_unbroken,
@@ -496,6 +498,7 @@ def _environment() -> Environment:
         NATURAL=NATURAL,
         WORST_CASE=WORST_CASE,
         LEVEL=story.LEVEL,
+        WHOM=story.WHOM,
         SCATTER_HEIGHT=charts.SCATTER_HEIGHT,
     )
     return environment

@@ -8,7 +8,7 @@ A ``ClassReport`` is computed from verdicts alone and is what ``report.json`` ho
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from classwise.metrics import (
     worst_class,
 )
 from classwise.metrics.counts import Ints
+from classwise.reporting.allocation import AllocationInfo
 from classwise.reporting.corruptions import CorruptionInfo, Corruptions
 from classwise.reporting.effort import AttackInfo
 from classwise.reporting.estimates import ClassEstimate, Estimate, estimate, percent
@@ -127,6 +128,8 @@ class ClassReport(Part):
     confusion: dict[str, list[list[int]]]
     corruptions: Corruptions | None = None
     sanity: Sanity = Sanity()
+    allocation: AllocationInfo | None = None
+    """Where examples were drawn only until the worst class was known."""
 
     _verdicts: Verdicts | None = PrivateAttr(default=None)
 
@@ -141,8 +144,13 @@ class ClassReport(Part):
         attacks: dict[str, AttackInfo],
         corruptions: Sequence[CorruptionInfo] = (),
         sanity: Sanity | None = None,
+        allocation: AllocationInfo | None = None,
+        overall: Mapping[str, Estimate] | None = None,
     ) -> ClassReport:
-        """Derive everything from the table of verdicts."""
+        """Derive everything from the table of verdicts.
+
+        ``overall``: estimates that stand in for the pooled ones, which are biased where classes were drawn unevenly.
+        """
         keys = [*verdicts.keys, WORST_CASE] if verdicts.attacks else verdicts.keys
         classes = dataset.classes
         report = cls(
@@ -157,9 +165,27 @@ class ClassReport(Part):
             },
             corruptions=Corruptions.from_verdicts(verdicts, corruptions, classes) if corruptions else None,
             sanity=sanity or Sanity(),
+            allocation=allocation,
         )
+        for key, better in (overall or {}).items():
+            report.results[key] = report.results[key].model_copy(update={"overall": better})
+        if allocation is not None:
+            report._take_over(allocation)
         report._verdicts = verdicts
         return report
+
+    def _take_over(self, allocation: AllocationInfo) -> None:
+        """Name the worst class as the search for it did: a class that was barely tried may look worse by chance."""
+        result = self.results[self.strongest]
+        bounds = {"value": allocation.value, "low": allocation.low, "high": allocation.high}
+        worst = Worst(
+            label=allocation.label,
+            name=self.dataset.classes[allocation.label],
+            n=allocation.attacked[allocation.label],
+            corrected=Corrected(**bounds),
+            **bounds,
+        )
+        self.results[self.strongest] = result.model_copy(update={"worst": worst})
 
     def __getitem__(self, key: str) -> Result:
         if key not in self.results:

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from classwise.reporting.comparison import Comparison, Row
+from classwise.reporting.effort import AuditInfo
 from classwise.reporting.report import ClassReport, Worst
 from classwise.verdicts import NATURAL
 
 LEVEL = 0.05
 """A change is called real where its (corrected) p-value lies below."""
 ABSENT = "–"
+NAMED = 4
+"""Classes that a sentence names."""
 NOTHING_MEASURED = "Nothing was measured: there are no examples."
 
 
@@ -40,6 +43,46 @@ def sentence(report: ClassReport) -> str:
         gap = f"the gap between its best and worst class is {number(result.mcd)} points"
         verdict = f"{says}, the whole model {percent(overall)}: {gap}."
     return verdict if attacked else f"{verdict} No attack ran."
+
+
+WHOM = {
+    "survivors": "all that was left",
+    "nearest": "the nearest misses",
+    "sample": "a sample",
+    "doubtful": "all, if in doubt",
+}
+"""Whom a stage attacks, in words."""
+
+
+def audit_sentence(audit: AuditInfo) -> str:
+    """What the audit of a cascade saw, and what followed from it."""
+    seen = (
+        f"Audit: of {audit.left:,} examples that the cascade left, the whole ensemble broke {audit.broke} of the "
+        f"{audit.nearest} nearest to being broken and {audit.broke_random} of {audit.random} drawn at random"
+    )
+    if audit.at_most is not None:
+        seen += f", so that it would break at most {percent(audit.at_most)} of all (95%)"
+    if audit.doubts:
+        return f"{seen}. There is doubt ({listing(audit.doubts)}): the ensemble ran on everything that was left."
+    return f"{seen}. Nothing speaks against the cascade: the ensemble did not run on the rest."
+
+
+def allocation_sentence(report: ClassReport) -> str | None:
+    """How the examples were shared out, where they were not all attacked."""
+    found = report.allocation
+    if found is None:
+        return None
+    width = (found.high - found.low) / 2
+    some = [class_name(report.dataset.classes[label]) for label in found.contenders[:NAMED]]
+    names = listing([*some, f"{len(found.contenders) - NAMED} more"] if len(found.contenders) > NAMED else some)
+    who = f"it may be {names}" if len(found.contenders) > 1 else f"it is {names}"
+    how = "reached" if found.reached else "not reached, for the classes that decide it have no more examples"
+    return (
+        f"Drawn until the worst class is known to {number(found.asked)} points: {how} (± {number(width)}; {who}). "
+        f"{sum(found.attacked):,} of {sum(found.available):,} examples were attacked, in {found.rounds} "
+        f"round{'s' if found.rounds > 1 else ''}. The overall accuracy is that of the first round, each class by its "
+        "size; the values of classes that were soon left alone lean to the high side."
+    )
 
 
 def comparison_sentences(comparison: Comparison) -> list[str]:

@@ -32,12 +32,12 @@ class WeightAverage:
         """Take in the present weights; counters are copied."""
         share = 1 - min(self.decay, self.updates / (self.updates + 9))
         self.updates += 1
-        current = dict(_tensors(model))
-        for name, average in _tensors(self.model):
-            if average.is_floating_point():
-                average.lerp_(current[name], share)
-            else:
-                average.copy_(current[name])
+        pairs = list(zip(_tensors(self.model), _tensors(model), strict=True))
+        smooth = [(average, current) for (_, average), (_, current) in pairs if average.is_floating_point()]
+        torch._foreach_lerp_([average for average, _ in smooth], [current for _, current in smooth], share)
+        for (_, average), (_, current) in pairs:
+            if not average.is_floating_point():
+                average.copy_(current)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs."""

@@ -18,6 +18,7 @@ from classwise.training.averaging import WeightAverage
 from classwise.types import ClassControls, LossTerms, Objective, Policy, reduce
 
 Precision = Literal["fp32", "bf16"]
+"""Of convolutions and products; images, weights, losses and projections are float32 in any case."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +32,8 @@ class Engine:
     average: WeightAverage | None
     precision: Precision
     clip: float | None
+    warmup: float = 0.0
+    """Seconds spent on getting ready, which later steps do not have."""
 
     def terms(
         self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness
@@ -46,12 +49,20 @@ class Engine:
         loss = reduce(terms, y, self.policy.on_batch(terms, y) or controls)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+        self.update()
+        return terms, loss.detach()
+
+    def update(self) -> None:
+        """Move the weights by the gradients they have."""
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         if self.average is not None:
             self.average.update(self.model)
-        return terms, loss.detach()
+
+    def searched(self) -> nn.Module:
+        """What attacks on the result should search, until the next step: the result, or a faster twin of it."""
+        return self.result
 
     @property
     def result(self) -> nn.Module:

@@ -10,12 +10,14 @@ killed continues and ends, on a CPU, with the very weights it would have had.
 from __future__ import annotations
 
 import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from classwise.data import Batches, ImageSet, ordered
 from classwise.errors import Diverged, InputError, one_line
@@ -27,6 +29,7 @@ from classwise.progress import Progress
 from classwise.rundir import RunDirectory
 from classwise.training.averaging import WeightAverage
 from classwise.training.checkpoint import load_state, save_state, save_weights
+from classwise.training.compiled import CompiledEngine
 from classwise.training.engine import Engine, Precision
 from classwise.training.history import Record, controls_record, summary, write_history
 from classwise.training.optimizers import OptimizerSettings
@@ -62,6 +65,7 @@ class Plan:
     ema: float
     clip: float | None
     precision: Precision
+    engine: Literal["eager", "compiled"]
     select: Rule
     judge: Attack
     """The attack that measures robust accuracy on validation, the same whatever the objective."""
@@ -79,12 +83,87 @@ class Outcome:
     history: list[Record]
 
 
-def fit(plan: Plan, directory: RunDirectory, progress: Progress, *, resume: bool) -> Outcome:
-    """Train, or continue training, into a run directory."""
-    devices = [plan.device] if plan.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(plan.seed)
-        return _Training(plan, directory, progress).run(resume=resume)
+def make_engine(plan: Plan, model: nn.Module) -> Engine:
+    """The moving parts of a plan, around a model of its kind."""
+    kind = CompiledEngine if plan.engine == "compiled" else Engine
+    return kind(
+        model=model,
+        objective=plan.objective,
+        policy=plan.policy,
+        optimizer=plan.optimizer.build(model.parameters()),
+        average=WeightAverage(model, plan.ema) if plan.ema else None,
+        precision=plan.precision,
+        clip=plan.clip,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training to be done, or continued, into a run directory."""
+
+    plan: Plan
+    directory: RunDirectory
+    resume: bool
+
+
+def fit(jobs: Sequence[Job], progress: Progress) -> list[Outcome]:
+    """Train side by side: a step of each in turn, every one with random numbers of its own.
+
+    On a GPU each has a stream of its own, so that runs which do not fill it share it. What comes out is what each would
+    have come to alone. If one diverges, the others go on; the first to have failed is told at the end.
+    """
+    cuda = list({job.plan.device for job in jobs if job.plan.device.type == "cuda"})
+    with torch.random.fork_rng(devices=cuda):
+        trainings = [_Training(job.plan, job.directory, progress) for job in jobs]
+        turns = [_Turn(training, alone=len(jobs) == 1) for training in trainings]
+        for turn, job in zip(turns, jobs, strict=True):
+            with turn:
+                turn.training.prepare(resume=job.resume)
+        title = " + ".join(dict.fromkeys(job.plan.name for job in jobs))
+        sizes = [(len(one.batches), one.plan.epochs, one.epoch) for one in trainings]
+        progress.start(f"train {title}", sum(n * all_ for n, all_, _ in sizes), sum(n * done for n, _, done in sizes))
+        failures, going = [], [(turn, turn.training.run()) for turn in turns]
+        while going:
+            for turn, steps in list(going):
+                try:
+                    with turn:
+                        next(steps)
+                except (StopIteration, Diverged) as end:
+                    going.remove((turn, steps))
+                    failures += [end] if isinstance(end, Diverged) else []
+        if failures:
+            raise failures[0]
+        progress.finish()
+    return [training.outcome() for training in trainings]
+
+
+class _Turn:
+    """The surroundings of one training among several: torch's random state, and a CUDA stream."""
+
+    def __init__(self, training: _Training, *, alone: bool) -> None:
+        self.training, self.device = training, training.plan.device
+        cuda = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if cuda and not alone else None  # type: ignore[no-untyped-call]
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.random.fork_rng(devices=[self.device] if cuda else []):
+            torch.manual_seed(training.plan.seed)
+            self.random = self._states()
+
+    def __enter__(self) -> None:
+        torch.set_rng_state(self.random[0])
+        if self.random[1] is not None:
+            torch.cuda.set_rng_state(self.random[1], self.device)
+        self.streaming = nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+        self.streaming.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.streaming.__exit__(*error)
+        self.random = self._states()
+
+    def _states(self) -> tuple[Tensor, Tensor | None]:
+        cuda = self.device.type == "cuda"
+        return torch.get_rng_state(), torch.cuda.get_rng_state(self.device) if cuda else None
 
 
 class _Training:
@@ -104,16 +183,7 @@ class _Training:
             flip=plan.flip,
             drop_last=len(plan.train) % plan.batch_size == 1,  # batch norm has no statistics of one example
         )
-        model = plan.model.to(plan.device)
-        self.engine = Engine(
-            model=model,
-            objective=plan.objective,
-            policy=plan.policy,
-            optimizer=plan.optimizer.build(model.parameters()),
-            average=WeightAverage(model, plan.ema) if plan.ema else None,
-            precision=plan.precision,
-            clip=plan.clip,
-        )
+        self.engine = make_engine(plan, plan.model.to(plan.device))
         self.controls = plan.policy.start(plan.num_classes).to(plan.device)
         self.epoch = 0
         self.best: tuple[int, float] | None = None
@@ -123,25 +193,30 @@ class _Training:
     def last(self) -> Path:
         return self.directory.checkpoints / "last.pt"
 
-    def run(self, *, resume: bool) -> Outcome:
-        plan = self.plan
+    def prepare(self, *, resume: bool) -> None:
+        """Begin, or take up what was left."""
         if resume and self.last.exists():
             self.load()
         else:
-            write_json(self.directory.validation, {"seed": plan.seed, "indices": plan.validation.tolist()})
-        self.progress.start(f"train {plan.name}", plan.epochs * len(self.batches), self.epoch * len(self.batches))
-        while self.epoch < plan.epochs:
-            self.run_epoch()
+            indices = self.plan.validation.tolist()
+            write_json(self.directory.validation, {"seed": self.plan.seed, "indices": indices})
+
+    def run(self) -> Iterator[None]:
+        """Train; stops for a moment after every step."""
+        while self.epoch < self.plan.epochs:
+            yield from self.run_epoch()
         save_weights(self.directory.checkpoints / "last.safetensors", self.engine.result)
-        self.progress.finish()
+
+    def outcome(self) -> Outcome:
+        """How it ended."""
         assert self.best is not None
         return Outcome(epochs=self.epoch, best_epoch=self.best[0], best_score=self.best[1], history=self.history)
 
-    def run_epoch(self) -> None:
-        began = time.perf_counter()
+    def run_epoch(self) -> Iterator[None]:
+        began, warmed = time.perf_counter(), self.engine.warmup
         used = self.controls
         self.batches.sampling = used.sampling
-        train, loss, rate = self.train_epoch()
+        train, loss, rate = yield from self.train_epoch()
         self.epoch += 1
         val = self.validate()
         following = self.plan.policy.on_epoch_end(train, val, self.epoch)
@@ -159,7 +234,8 @@ class _Training:
                 "controls": controls_record(used),
                 "score": value,
                 "best": best,
-                "seconds": round(time.perf_counter() - began, 3),
+                "seconds": round(time.perf_counter() - began - (warmup := self.engine.warmup - warmed), 3),
+                "warmup": round(warmup, 3),
             }
         )
         if best:
@@ -169,7 +245,7 @@ class _Training:
         write_history(self.directory.metrics, self.history)
         self.progress.advance(0, _note(self.epoch, self.plan.epochs, loss, validation))
 
-    def train_epoch(self) -> tuple[ClassStats, float, float]:
+    def train_epoch(self) -> Generator[None, None, tuple[ClassStats, float, float]]:
         """One pass over the data: statistics in training mode, mean loss, last learning rate."""
         plan, engine = self.plan, self.engine
         stats = ClassStats.zeros(plan.num_classes, plan.device)
@@ -185,6 +261,7 @@ class _Training:
             if number % CHECK_EVERY == 0:
                 self.check(float(loss))
             self.progress.advance()
+            yield
         mean = float(total) / len(self.batches)
         self.check(mean)
         return stats.cpu(), mean, rate
@@ -204,13 +281,13 @@ class _Training:
 
         Losses are the objective's own, as the policies need them; accuracy under attack is the judge's, in float32.
         """
-        plan, model = self.plan, self.engine.result
+        plan, model, searched = self.plan, self.engine.result, self.engine.searched()
         stats = ClassStats.zeros(plan.num_classes, plan.device)
         even = ClassControls.uniform(plan.num_classes).to(plan.device)
         with torch.no_grad(), frozen(model):
             for x, y, index in ordered(plan.images, plan.validation, plan.batch_size, plan.device):
-                terms = self.engine.terms(model, x, y, even, ExampleNoise(plan.seed, index))
-                x_adv = plan.judge(model, x, y, generator=ExampleNoise(plan.seed + 1, index))
+                terms = self.engine.terms(searched, x, y, even, ExampleNoise(plan.seed, index))
+                x_adv = plan.judge(searched, x, y, generator=ExampleNoise(plan.seed + 1, index))
                 logits_nat, logits_adv = logits_of(model(x)), logits_of(model(x_adv))
                 stats.update(replace(terms, logits_nat=logits_nat, logits_adv=logits_adv), y)
         return stats.cpu()

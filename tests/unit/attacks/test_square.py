@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from classwise.attacks import ATTACKS, Square
+from classwise.attacks import ATTACKS, Square, square
 from classwise.attacks.losses import log_odds, margin
 from classwise.attacks.square import BLOCK, bumps_of
 from classwise.errors import InputError
@@ -318,3 +318,24 @@ def test_bad_settings_are_one_clear_line(spec: str, message: str) -> None:
         build("attack", ATTACKS, spec)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("queries", [1, 2, 7, 150])
+@pytest.mark.parametrize("loss", ["margin", "ce"])
+def test_running_ahead_changes_nothing(queries: int, loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several proposals in one pass are the same search: to the last bit, for any number at once."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(2 * 6 * 5, 30), nn.ReLU(), nn.Linear(30, 4)).eval()
+    x = torch.rand(12, 2, 6, 5)
+    y = model(x).argmax(1)
+    attack = Square(eps=0.08, queries=queries, loss=loss)
+    results = []
+    for at_once in (0, 2, 3, 8):
+        monkeypatch.setattr(square, "ROOM", {False: at_once * len(x)})
+        found, effort = attack.run(model, x, y, generator=ExampleNoise(0, torch.arange(len(x))))
+        results.append(found)
+        assert (effort.forwards >= 1).all()
+    assert all(torch.equal(result, results[0]) for result in results)
+    if queries == 150:
+        broken = model(results[0]).argmax(1) != y
+        assert 0 < broken.sum() < len(y)

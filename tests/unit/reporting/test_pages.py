@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
 
 from classwise.errors import InputError
 from classwise.reporting import charts
+from classwise.reporting.allocation import AllocationInfo
 from classwise.reporting.comparison import compare
 from classwise.reporting.corruptions import CorruptionInfo, Corruptions
-from classwise.reporting.effort import AttackInfo, ClassEffort, StageInfo
+from classwise.reporting.effort import AttackInfo, AuditInfo, ClassEffort, StageInfo
 from classwise.reporting.pages import comparison_fragment, comparison_page, report_fragment, report_page
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
 from classwise.reporting.sanity import Finding, Sanity
@@ -240,23 +242,62 @@ def test_settings_findings_and_model_are_told() -> None:
 def test_stages_variants_and_costs_are_told() -> None:
     stages = [
         StageInfo(
-            name=name, settings="", attacked=attacked, broke=broke, rejected=0, seconds=1.5, forwards=400, backwards=8
+            name=name,
+            settings="",
+            whom=whom,
+            attacked=attacked,
+            broke=broke,
+            rejected=0,
+            seconds=1.5,
+            forwards=400,
+            backwards=8,
         )
-        for name, attacked, broke in (("apgd-ce", 80, 30), ("square", 50, 0))
+        for name, whom, attacked, broke in (("apgd-ce", "survivors", 80, 30), ("square", "sample", 50, 0))
     ]
+    seen: dict[str, Any] = {"left": 1200, "nearest": 50, "random": 40, "broke": 2, "broke_random": 0, "at_most": 7.2}
     by_class = [ClassEffort(label=k, name=str(k), attacked=8 * (k != 3), forwards=40, backwards=1) for k in range(10)]
     told = {"spec": "s", "settings": "S()", "attacked": 80, "rejected": 0, "seconds": 3.0}
     attacks = {
-        "pgd": AttackInfo(**told, stages=stages, by_class=by_class),
+        "pgd": AttackInfo(**told, stages=stages, by_class=by_class, audit=AuditInfo(**seen)),
+        "masked": AttackInfo(**told, audit=AuditInfo(**seen, doubts=["zero-gradient", "audit-square: 3 broken"])),
         "grid": AttackInfo(**told, strongest="grid:inv_t=5"),
     }
     page = Page(report_page(cifar_report(attacks=attacks)))
     assert page.tables["Stages of pgd"][1:] == [
-        ["apgd-ce", "80", "30", "400", "8", "1.5"],
-        ["square", "50", "0", "400", "8", "1.5"],
+        ["apgd-ce", "all that was left", "80", "30", "400", "8", "1.5"],
+        ["square", "a sample", "50", "0", "400", "8", "1.5"],
     ]
     assert [row[1] for row in page.tables["Passes by class"][1:]] == ["5.0 + 0.1"] * 3 + ["–"] + ["5.0 + 0.1"] * 6
-    assert "grid:inv_t=5 was the strongest" in " ".join(page.text.split())
+    text = " ".join(page.text.split())
+    assert "grid:inv_t=5 was the strongest" in text
+    assert (
+        "Audit: of 1,200 examples that the cascade left, the whole ensemble broke 2 of the 50 nearest to being broken "
+        "and 0 of 40 drawn at random, so that it would break at most 7.2% of all (95%). Nothing speaks against the cascade"
+    ) in text
+    assert "There is doubt (zero-gradient and audit-square: 3 broken): the ensemble ran on everything" in text
+
+
+def test_an_early_end_is_told() -> None:
+    report = cifar_report()
+    found = AllocationInfo(
+        asked=2,
+        reached=False,
+        rounds=3,
+        label=3,
+        value=20,
+        low=17.1,
+        high=22.9,
+        contenders=[3, 4],
+        attacked=[50] * 10,
+        available=[1000] * 10,
+    )
+    told = " ".join(Page(report_page(report.model_copy(update={"allocation": found}))).text.split())
+    names = report.dataset.classes
+    assert (
+        "Drawn until the worst class is known to 2.0 points: not reached, for the classes that decide it have no more "
+        f"examples (± 2.9; it may be {names[3]} and {names[4]}). 500 of 10,000 examples were attacked, in 3 rounds."
+    ) in told
+    assert "Drawn until" not in Page(report_page(report)).text
 
 
 def test_corruptions_have_a_section_of_their_own() -> None:

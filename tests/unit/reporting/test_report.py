@@ -76,6 +76,7 @@ def test_file_has_the_shape_of_the_contract(written):
         "model",
         "threat",
         "attacks",
+        "allocation",
         "results",
         "confusion",
         "corruptions",

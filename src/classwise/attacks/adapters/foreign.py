@@ -34,7 +34,7 @@ from classwise.errors import InputError
 from classwise.forward import device_of, dtype_of, frozen
 from classwise.noise import Randomness
 from classwise.threat import Threat
-from classwise.types import Effort
+from classwise.types import Effort, Whom
 
 
 def as_attack(thing: Any) -> BallAttack | ForeignAttack:
@@ -185,3 +185,7 @@ class ForeignAttack:
     def stages(self, num_classes: int) -> Mapping[str, ForeignAttack]:
         """None that we know of."""
         return {}
+
+    def whom(self, stage: str) -> Whom:
+        """Everybody."""
+        return "survivors"

@@ -1,0 +1,90 @@
+"""Tables as text: the same cells for the console and for ``bench.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from classwise.reporting.estimates import Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells under columns; the first column is text."""
+
+    title: str
+    about: str
+    columns: list[str]
+    rows: list[list[str]]
+    foot: str = ""
+
+
+def markdown(table: Table) -> str:
+    """The table as Markdown.
+
+    >>> print(markdown(Table(title="Times", about="Of nothing.", columns=["", "s"], rows=[["a|b", "1.0"]])))
+    ## Times
+    <BLANKLINE>
+    Of nothing.
+    <BLANKLINE>
+    |  | s |
+    |:--|--:|
+    | a\\|b | 1.0 |
+    """
+    rule = "|" + "|".join([":--", *["--:"] * (len(table.columns) - 1)]) + "|"
+    lines = [f"## {table.title}", "", table.about, "", _line(table.columns), rule, *map(_line, table.rows)]
+    return "\n".join([*lines, *(["", table.foot.replace("*", "\\*")] if table.foot else [])])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+class Ranged(Protocol):
+    """Something between a least and a most."""
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
+
+
+def seconds(value: float) -> str:
+    """Three digits that count.
+
+    >>> [seconds(value) for value in (0.0012345, 0.1, 1.2345, 98.76, 123.4)]
+    ['0.00123', '0.100', '1.23', '98.8', '123']
+    """
+    digits = next((digits for limit, digits in ((100, 0), (10, 1), (1, 2), (0.1, 3), (0.01, 4)) if value >= limit), 5)
+    return f"{value:.{digits}f}"
+
+
+def interval(found: Ranged) -> str:
+    """From the least to the most."""
+    return f"{seconds(found.low)}–{seconds(found.high)}"
+
+
+def ratio(value: float) -> str:
+    """How many times as long."""
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def plain(value: float) -> str:
+    """Two decimals, and no minus before a zero.
+
+    >>> plain(-0.001), plain(1.0)
+    ('0.00', '1.00')
+    """
+    return f"{round(value, 2) + 0.0:.2f}"
+
+
+def memory(value: float | None) -> str:
+    """Bytes in MiB."""
+    return "–" if value is None else f"{value / 2**20:.1f} MiB"
+
+
+def share(part: Estimate) -> str:
+    """A share in percent with its interval."""
+    return "–" if part.value is None else f"{part.value:.1f} [{part.low:.1f}, {part.high:.1f}]"

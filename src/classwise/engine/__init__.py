@@ -1,0 +1,5 @@
+"""Ways to compute the same faster."""
+
+from classwise.engine.twin import EngineName, Twin, searcher, twin_of
+
+__all__ = ["EngineName", "Twin", "searcher", "twin_of"]

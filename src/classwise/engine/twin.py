@@ -1,0 +1,202 @@
+"""A faster twin of a model for the search of attacks; verdicts are always the model's own.
+
+The twin computes the same function in evaluation mode with frozen weights: batch norm folded into convolutions,
+channels last, and on a GPU a body in bfloat16 with float32 images and head, each convolution with its sum and ReLU in
+one kernel, and small batches replayed as CUDA graphs. An attack that searches on the twin can only lose by its
+rounding: what counts is what the model itself says of the result.
+
+Before a twin is used, its logits and input gradients are compared with the model's on some images. A model whose twin
+differs, because it is random, or its code cannot be read, is searched as it is.
+"""
+
+# B batch, K classes, C channels
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from classwise.engine.folding import ConvReLU, folded, fused
+from classwise.engine.graphs import Graphs
+from classwise.forward import device_of, dtype_of, exact, frozen, logits_of
+
+EngineName = Literal["auto", "eager", "compiled"]
+"""``eager``: the model as it is, the reference. ``auto``: a twin where one can be had. ``compiled``: the same, with a
+warning where none can."""
+CHECKED = 64
+"""Images on which a twin is compared with its model."""
+CLOSE = 0.1
+"""The largest error of a logit, relative to the spread of the image's logits, that passes for rounding."""
+ALIKE = 0.9
+"""The least cosine between the two input gradients, in the median."""
+WIDE = 8
+"""Input channels that a tensor core takes at once."""
+
+
+def searcher(model: nn.Module, x: Tensor, engine: EngineName = "auto") -> nn.Module:
+    """What attacks on a model should search: its twin, or the model itself. ``x``: some of the images to come."""
+    twin = None if engine == "eager" else twin_of(model, x, lowered=device_of(model).type == "cuda")
+    if twin is None and engine == "compiled":
+        warnings.warn("no faster twin of this model computes the same: attacks search the model itself", stacklevel=2)
+    return model if twin is None else twin
+
+
+def twin_of(model: nn.Module, x: Tensor, *, lowered: bool) -> Twin | None:
+    """The fastest twin that agrees with the model on some images; ``lowered`` allows bfloat16 in its body."""
+    device = device_of(model)
+    if dtype_of(model) != torch.float32 or not len(x):
+        return None
+    x = x[:CHECKED].to(device)
+    for way in _WAYS if device.type == "cuda" and lowered else _WAYS[1:]:
+        try:
+            twin = Twin(model, way, device, lowered)
+            twin.slack = discrepancy(model, twin, x)
+        except Exception:  # whatever a stranger's code does not allow is done without
+            continue
+        return twin
+    return None
+
+
+class Unlike(Exception):
+    """A twin is no twin."""
+
+
+class Twin(nn.Module):
+    """Images in float32 to logits in float32, by a body that no parameter list shows: it never trains."""
+
+    slack: float = 0.0
+    """By how much its margins were seen to differ from the model's: an image counts as broken beyond this only."""
+    place: Tensor
+
+    def __init__(self, model: nn.Module, way: str, device: torch.device, lowered: bool) -> None:
+        super().__init__()
+        self.register_buffer("place", torch.zeros((), device=device))
+        body = copy.deepcopy(model).eval().requires_grad_(False)
+        body = body if way == "as it is" else folded(body)
+        self._folds = getattr(body, "meta", {}).get("folds", {})
+        body = fused(body) if way == "in few kernels" else body  # type: ignore[arg-type]
+        if lowered:
+            _lower(body)
+        self._body = (body.to(memory_format=torch.channels_last),)  # type: ignore[call-overload]
+        self.lowered, self.how = lowered, f"{way}, bfloat16" if lowered else way
+        self._graphs = Graphs(self.compute)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._graphs(x) if x.is_cuda else self.compute(x)
+
+    def compute(self, x: Tensor) -> Tensor:
+        """The same without CUDA graphs, which cannot be nested."""
+        x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.lowered):
+            return logits_of(self._body[0](x)).float()
+
+    @torch.no_grad()
+    def refresh(self, model: nn.Module) -> None:
+        """Take over the present weights of the model, or of another of its kind."""
+        for name, mine in self._body[0].named_modules():
+            name = name.removesuffix(".conv") if name.removesuffix(".conv") in self._folds else name
+            if isinstance(mine, nn.Conv2d):
+                _fold_into(mine, model.get_submodule(name), self._folds.get(name), model)
+                continue
+            own = {**dict(mine.named_parameters(recurse=False)), **dict(mine.named_buffers(recurse=False))}
+            for part, tensor in own.items():
+                tensor.copy_(getattr(model.get_submodule(name), part))
+
+
+def _fold_into(mine: nn.Conv2d, conv: nn.Module, norm_name: str | None, model: nn.Module) -> None:
+    assert isinstance(conv, nn.Conv2d)
+    weight, bias = conv.weight, conv.bias
+    if norm_name is not None:
+        norm = model.get_submodule(norm_name)
+        assert isinstance(norm, nn.BatchNorm2d)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        statistics = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
+        weight, bias = fuse_conv_bn_weights(weight, bias, *statistics)
+    mine.weight[:, : conv.in_channels].copy_(weight)
+    if mine.in_channels > conv.in_channels:
+        mine.weight[:, conv.in_channels : 2 * conv.in_channels].copy_(weight)
+    if mine.bias is not None and bias is not None:
+        mine.bias.copy_(bias)
+
+
+def discrepancy(model: nn.Module, twin: nn.Module, x: Tensor) -> float:
+    """Twice the largest difference between two models' logits on some images; more than rounding is ``Unlike``."""
+    asked: list[tuple[Tensor, Tensor, Tensor]] = []
+    with torch.inference_mode(False), torch.enable_grad(), frozen(model), exact(x.device):
+        for one in (model, twin):
+            images = x.clone().requires_grad_()
+            logits = logits_of(one(images))
+            top = logits.detach().topk(2, 1).indices if not asked else asked[0][1]
+            first, second = logits.gather(1, top).unbind(1)
+            (gradient,) = torch.autograd.grad((second - first).sum(), images)
+            asked.append((logits.detach(), top, gradient.flatten(1)))
+    (mine, _, slope), (other, _, other_slope) = asked
+    error = (mine - other).abs().amax(1)
+    cosine = nn.functional.cosine_similarity(slope, other_slope)
+    alike = torch.where((slope == other_slope).all(1), 1.0, cosine).median()
+    if not (bool((error <= CLOSE * mine.std(1)).all()) and float(alike) >= ALIKE):
+        raise Unlike(f"logits differ by up to {float(error.amax()):.3g}, gradients have a cosine of {float(alike):.3g}")
+    return 2 * float(error.amax())
+
+
+_WAYS = ("in few kernels", "folded", "as it is")
+
+
+def _lower(body: nn.Module) -> None:
+    """Convolutions and linear layers in bfloat16; only images and logits keep their bits."""
+    layers = [layer for layer in body.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    fused = {id(module.conv): module for module in body.modules() if isinstance(module, ConvReLU)}
+    for layer in layers[1:-1]:
+        layer.to(torch.bfloat16)
+    *rest, head = layers
+    head.forward = _in_float32(head.forward)  # type: ignore[method-assign, assignment]
+    if rest and isinstance(first := rest[0], nn.Conv2d) and first.groups == 1 and 2 * first.in_channels <= WIDE:
+        _widen(first)
+        if id(first) in fused:
+            fused[id(first)].enter = _halves
+        else:
+            first.forward = _after_halves(first.forward)  # type: ignore[method-assign, assignment]
+    elif rest:
+        rest[0].forward = _in_float32(rest[0].forward)  # type: ignore[method-assign, assignment]
+
+
+def _widen(conv: nn.Conv2d) -> None:
+    """Make a first convolution take the two halves of an image's bits as channels of their own, in bfloat16."""
+    weight = conv.weight.detach()
+    unused = weight.new_zeros(len(weight), WIDE - 2 * conv.in_channels, *weight.shape[2:])
+    conv.weight = nn.Parameter(torch.cat([weight, weight, unused], 1), requires_grad=False)
+    conv.in_channels = WIDE
+    conv.to(torch.bfloat16)
+
+
+def _halves(x: Tensor) -> Tensor:
+    """(B, C, H, W) float32 to (B, WIDE, H, W) bfloat16: what bfloat16 holds of each pixel, what it leaves, and zeros.
+
+    Alone, it would round a pixel by up to a sixteenth of the usual radius. The gradient flows through the first half.
+    """
+    high = x.to(torch.bfloat16)
+    low = (x - high).detach().to(torch.bfloat16)
+    unused = high.new_zeros(len(x), WIDE - 2 * x.shape[1], *x.shape[2:])
+    return torch.cat([high, low, unused], 1).contiguous(memory_format=torch.channels_last)
+
+
+Step = Callable[[Tensor], Tensor]
+
+
+def _after_halves(forward: Step) -> Step:
+    return lambda x: forward(_halves(x))
+
+
+def _in_float32(forward: Step) -> Step:
+    def call(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return forward(x.float())
+
+    return call

@@ -1,0 +1,144 @@
+"""The training step as one CUDA graph: attack, losses and gradients replayed without the host.
+
+In the step the model is asked in two ways. In training mode it runs compiled by torch.compile, in bfloat16 with float32
+weights. In evaluation mode, where attacks search, its twin stands in, whose folded weights are taken from the model at
+the beginning of every step. What changes with time stays outside of the graph, where no value can be baked in: the
+learning rate, the clipping, the optimizer, the average. A batch of another size than the usual takes the eager step.
+"""
+
+# B batch, K classes
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from classwise.engine import Twin, twin_of
+from classwise.errors import one_line
+from classwise.noise import Randomness
+from classwise.training.engine import Engine
+from classwise.types import ClassControls, LossTerms, Policy, reduce
+
+WARMUP = 3
+"""Steps before a capture, in which kernels are compiled and chosen."""
+
+
+class Stand(nn.Module):
+    """A model whose passes in training and in evaluation mode are two different callables."""
+
+    place: Tensor
+
+    def __init__(self, trained: Any, twin: Twin, device: torch.device) -> None:
+        super().__init__()
+        self.register_buffer("place", torch.zeros((), device=device))
+        self._passes = {True: trained, False: twin.compute}
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self._passes[self.training](x)
+        return logits
+
+
+@dataclass(slots=True, kw_only=True)
+class CompiledEngine(Engine):
+    """An engine that replays the steps of one batch size; everything else it does as its parent."""
+
+    captured: _Step | None = field(default=None, init=False)
+    failed: bool = field(default=False, init=False)
+
+    def step(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> tuple[LossTerms, Tensor]:
+        if self.captured is None and not self.failed:
+            self._capture(x, y, controls, generator)
+        if self.captured is None or x.shape != self.captured.x.shape:
+            return Engine.step(self, x, y, controls, generator)
+        terms, loss = self.captured.replay(x, y, controls)
+        self.update()
+        return terms, loss
+
+    def searched(self) -> nn.Module:
+        if self.captured is None:
+            return self.result
+        self.captured.twin.refresh(self.result)  # the next step takes the model's weights again
+        return self.captured.twin
+
+    def _capture(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> None:
+        began = time.perf_counter()
+        try:
+            self.captured = _Step(self, x, y, controls, generator)
+        except Exception as error:  # a compiler is missing, or an objective looks at its values
+            self.failed = True
+            warnings.warn(f"the training step cannot be compiled, so it runs eagerly: {one_line(error)}", stacklevel=2)
+        torch.cuda.synchronize()
+        self.warmup += time.perf_counter() - began
+
+
+class _Step:
+    """One captured step on buffers of its own."""
+
+    def __init__(self, engine: Engine, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> None:
+        if type(engine.policy).on_batch is not Policy.on_batch:
+            raise TypeError(f"{type(engine.policy).__name__} looks at every batch")
+        self.engine, self.x, self.y = engine, x.clone(), y.clone()
+        self.controls = replace(
+            controls, **{part.name: getattr(controls, part.name).clone() for part in _tensors(controls)}
+        )
+        model = engine.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        twin = twin_of(model, x, lowered=engine.precision == "bf16")
+        if twin is None:
+            raise TypeError("the model has no faster twin")
+        self.twin = twin
+        self.stand = Stand(torch.compile(self._trained, dynamic=False), twin, x.device)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        state = generator.get_state() if isinstance(generator, torch.Generator) else None
+        stream = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARMUP):
+                engine.optimizer.zero_grad(set_to_none=True)
+                self._work(generator)
+        torch.cuda.current_stream().wait_stream(stream)
+        engine.optimizer.zero_grad(set_to_none=True)
+        self.graph = torch.cuda.CUDAGraph()
+        if isinstance(generator, torch.Generator):
+            self.graph.register_generator_state(generator)
+        with torch.cuda.graph(self.graph):
+            self.terms, self.loss = self._work(generator)
+        self.gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        # The steps so far were a rehearsal: what they changed is taken back.
+        model.load_state_dict(before)
+        if isinstance(generator, torch.Generator) and state is not None:
+            generator.set_state(state)
+
+    def _trained(self, x: Tensor) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.engine.precision == "bf16"):
+            return self.engine.model(x)  # type: ignore[no-any-return]
+
+    def _work(self, generator: Randomness) -> tuple[LossTerms, Tensor]:
+        self.engine.model.train()
+        self.stand.train()
+        self.twin.refresh(self.engine.model)
+        terms = self.engine.objective(self.stand, self.x, self.y, self.controls, generator=generator)
+        loss = reduce(terms, self.y, self.controls)
+        loss.backward()  # type: ignore[no-untyped-call]
+        parts = {part.name: getattr(terms, part.name).detach() for part in _tensors(terms)}
+        return replace(terms, **parts), loss.detach()
+
+    def replay(self, x: Tensor, y: Tensor, controls: ClassControls) -> tuple[LossTerms, Tensor]:
+        """The same on another batch. Results and gradients are overwritten by the next."""
+        self.x.copy_(x)
+        self.y.copy_(y)
+        for part in _tensors(controls):
+            getattr(self.controls, part.name).copy_(getattr(controls, part.name))
+        for parameter, gradient in self.gradients:
+            parameter.grad = gradient  # an eager step in between leaves its own
+        self.graph.replay()
+        return self.terms, self.loss
+
+
+def _tensors(record: ClassControls | LossTerms) -> list[Field[Any]]:
+    return [part for part in fields(record) if isinstance(getattr(record, part.name), Tensor)]

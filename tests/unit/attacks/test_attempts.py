@@ -1,0 +1,84 @@
+"""Several targets and restarts: one after the other or side by side, with the same result."""
+
+# B batch, K classes
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from classwise.attacks import APGD, FAB, PGD, CosinePGD, aimed
+from classwise.attacks.losses import margin
+from classwise.attacks.problem import Problem
+from classwise.noise import ExampleNoise
+
+EPS = 0.03
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Flatten(), nn.Linear(2 * 4 * 4, 40), nn.Tanh(), nn.Linear(40, 5)).eval()
+
+
+@pytest.fixture(scope="module")
+def batch(model: nn.Module) -> tuple[Tensor, Tensor]:
+    x = torch.rand(30, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    return x, model(x).argmax(1)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        APGD(eps=EPS, steps=8, target="all", num_targets=3, restarts=2),
+        FAB(eps=EPS, steps=4, target="all", restarts=3),
+        PGD(eps=EPS, steps=3, restarts=5),
+        CosinePGD(eps=EPS, steps=6, target="all"),
+    ],
+    ids=lambda attack: type(attack).__name__,
+)
+def test_side_by_side_is_one_after_the_other(
+    attack: aimed.AimedAttack, model: nn.Module, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = batch
+    results = []
+    for room in (1, 70, 10_000):
+        monkeypatch.setattr(aimed, "ROOM", {False: room})
+        results.append(attack(model, x, y, generator=ExampleNoise(0, torch.arange(len(x)))))
+    broken = model(results[0]).argmax(1) != y
+    assert 0 < broken.sum() < len(y)
+    for result in results[1:]:
+        assert torch.equal(model(result).argmax(1) != y, broken)
+        assert torch.allclose(result, results[0], atol=1e-6)
+
+
+def test_attempts_have_starts_of_their_own(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    starts = []
+
+    class Recorder(PGD):
+        def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
+            starts.extend(problem.ball.start("uniform", problem.noise).split(len(x)))
+            return problem.ball.centre
+
+    Recorder(eps=EPS, restarts=3)(model, x, y, generator=ExampleNoise(0, torch.arange(len(x))))
+    assert len(starts) == 3
+    assert not torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[1], starts[2])
+    alone = PGD(eps=EPS).pose(model, x, y, generator=ExampleNoise(0, torch.arange(len(x))))
+    assert torch.equal(starts[0], alone.ball.start("uniform", alone.noise))
+
+
+def test_what_survives_comes_back_as_near_as_it_came(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    together = APGD(eps=EPS, steps=8, target="all")(model, x, y, generator=ExampleNoise(0, torch.arange(len(x))))
+    reached = margin(y)(model(together))
+    survives = reached <= 0
+    assert survives.any()
+    order = model(x).scatter(1, y[:, None], -torch.inf).argsort(1, descending=True)
+    single = []
+    for number, aim in enumerate(order[:, :4].unbind(1)):
+        noise = ExampleNoise(0, torch.arange(len(x))).fork([number])
+        single.append(margin(y)(model(APGD(eps=EPS, steps=8)(model, x, y, generator=noise, targets=aim))))
+    assert torch.allclose(torch.stack(single).amax(0)[survives], reached[survives], atol=1e-5)

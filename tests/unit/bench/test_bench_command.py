@@ -1,0 +1,146 @@
+"""``classwise bench`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from classwise.bench import subject
+from classwise.bench.result import EvaluationBench, TrainingBench
+from classwise.cli import app
+from classwise.files import read_json
+
+FACTORY = """
+import torch
+from classwise.models import digits_cnn
+
+def net():
+    torch.manual_seed(0)
+    return digits_cnn()
+
+class Stops(torch.nn.Module):
+    'Is interrupted in its so many-th pass under attack.'
+    def __init__(self, passes):
+        super().__init__()
+        self.inner, self.left = net(), passes
+    def forward(self, x):
+        if x.requires_grad:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self.inner(x)
+
+def stops_in_the_warm_up():
+    return Stops(3)
+
+def stops_in_round_3():
+    return Stops(1 + 2 * 3 + 1)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "nets.py").write_text(FACTORY)
+    return f"{tmp_path / 'nets.py'}:net"
+
+
+def invoke(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["bench", *(str(argument) for argument in arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_evaluate_out_of_the_box() -> None:
+    code, out, _ = invoke("evaluate", "--images", 20, "--rounds", 1, "--peers")
+    assert code == 0
+    assert "pgd:steps=20,start=zero" in out
+    assert "Linf eps = 0.2" in out
+    row = next(line for line in out.splitlines() if line.startswith("classwise"))
+    assert "400" in row.split()  # 20 images, 20 steps
+
+
+def test_evaluate_writes_what_it_prints(model: str, tmp_path: Path) -> None:
+    arguments = ["--model", model, "--data", "digits", "--images", 10, "--rounds", 2, "--eps", "0.1", "--batch-size", 4]
+    attacks = ["--attack", "pgd:steps=2", "--attack", "fgsm"]
+    code, out, _ = invoke("evaluate", *arguments, *attacks, "--out", tmp_path / "out", "--json")
+    assert code == 0
+    content = read_json(tmp_path / "out" / "bench.json")
+    assert json.loads(out) == content
+    found = EvaluationBench.model_validate(content)
+    assert [case.spec for case in found.cases] == ["pgd:steps=2", "fgsm"]
+    assert [case.entries[0].forwards for case in found.cases] == [20, 10]
+    assert (found.rounds, found.batch_size, found.interrupted) == (2, 4, False)
+    code, _, err = invoke("evaluate", *arguments, "--out", tmp_path / "out")
+    assert (code, err.startswith("error: "), "already holds a bench" in err) == (2, True, True)
+
+
+def test_an_attack_may_bring_its_own_radius(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "STEPS", 1)
+    code, out, _ = invoke("evaluate", "--images", 4, "--rounds", 1, "--attack", "pgd:steps=1,eps=0.3")
+    assert (code, "Linf eps = 0.3" in out) == (0, True)
+
+
+def test_train(tmp_path: Path) -> None:
+    overrides = ["-o", "batch_size=8", "-o", "attack.steps=2"]
+    code, out, _ = invoke("train", *overrides, "--steps", 2, "--rounds", 2, "--peers", "--out", tmp_path / "out")
+    assert code == 0
+    assert "reference style" in out
+    assert "extrapolated" in out
+    found = TrainingBench.model_validate(read_json(tmp_path / "out" / "bench.json"))
+    assert (found.recipe, found.steps, found.attack_steps) == ("digits/trades", 2, 2)
+    assert found.overrides == {"batch_size": 8, "attack.steps": 2}
+
+
+def test_an_interruption_after_whole_rounds_leaves_a_result(model: str, tmp_path: Path) -> None:
+    """Two passes a run: after one that checks the model, those of the warm-up and of two rounds are through."""
+    stopping = model.replace(":net", ":stops_in_round_3")
+    arguments = ["--data", "digits", "--images", 4, "--attack", "pgd:steps=2", "--rounds", 5]
+    code, out, _ = invoke("evaluate", "--model", stopping, *arguments, "--engine", "eager", "--out", tmp_path / "out")
+    assert code == 130
+    found = EvaluationBench.model_validate(read_json(tmp_path / "out" / "bench.json"))
+    assert (found.rounds, found.interrupted) == (2, True)
+    assert "2 interleaved rounds (interrupted)" in out
+    assert (tmp_path / "out" / "bench.svg").exists()
+
+
+def test_an_interruption_before_that_leaves_none(model: str, tmp_path: Path) -> None:
+    stopping = model.replace(":net", ":stops_in_the_warm_up")
+    arguments = ["--data", "digits", "--images", 4, "--attack", "pgd:steps=2"]
+    code, out, err = invoke("evaluate", "--model", stopping, *arguments, "--engine", "eager", "--out", tmp_path / "out")
+    assert (code, out) == (130, "")
+    assert err.strip().splitlines()[-1] == "interrupted before the first round was complete: there is no result"
+    assert not (tmp_path / "out" / "bench.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "--attack", "pdg"], "did you mean 'pgd'?"),
+        (["evaluate", "--attack", "pgd:stepz=3"], "did you mean 'steps'?"),
+        (["evaluate", "--data", "digits"], "--weights and --data go with --model"),
+        (["evaluate", "--model", "{model}"], "needs --data"),
+        (["evaluate", "--model", "{model}", "--data", "digit"], "did you mean 'digits'?"),
+        (["evaluate", "--model", "resnet81", "--data", "digits"], "did you mean 'resnet18'?"),
+        (["evaluate", "--model", "{model}", "--data", "digits", "--images", "0"], "images must be at least 1"),
+        (["evaluate", "--model", "{model}", "--data", "digits", "--rounds", "0"], "rounds must be at least 1"),
+        (["evaluate", "--model", "{model}", "--data", "digits", "--eps", "x"], "eps = 'x' is not a number"),
+        (["evaluate", "--device", "tpu9"], "cannot use device tpu9"),
+        (["train", "--recipe", "digits/trade"], "did you mean 'digits/trades'?"),
+        (["train", "-o", "seed"], "expected key=value"),
+        (["train", "--steps", "0"], "steps must be at least 1"),
+        (["train", "--rounds", "0"], "rounds must be at least 1"),
+        (["growth", "--rounds", "0"], "rounds must be at least 1"),
+        (["growth", "--device", "tpu9"], "cannot use device tpu9"),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_one_line_and_exit_2(model: str, arguments: list[str], message: str) -> None:
+    code, out, err = invoke(*(argument.format(model=model) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1, err
+    assert err.startswith("error: ")
+    assert message in err

@@ -1,0 +1,230 @@
+"""Twins: the same function, faster; and no twin where there is none."""
+
+# B batch, K classes, C channels
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from classwise.engine import Twin, searcher, twin_of
+from classwise.engine.folding import ConvReLU, folded, fused
+from classwise.engine.twin import Unlike, _halves, _widen, discrepancy
+from classwise.models import digits_cnn, preact_resnet18, resnet18, small_cnn
+
+CPU = torch.device("cpu")
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """Batch norms with statistics that are not those of a newborn."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                assert module.running_mean is not None
+                assert module.running_var is not None
+                module.running_mean.copy_(0.3 * torch.randn(module.num_features, generator=generator))
+                module.running_var.copy_(0.5 + torch.rand(module.num_features, generator=generator))
+                module.weight.copy_(0.5 + torch.rand(module.num_features, generator=generator))
+                module.bias.copy_(0.2 * torch.randn(module.num_features, generator=generator))
+    return model.eval()
+
+
+MODELS: list[tuple[str, Callable[[], nn.Module], tuple[int, int, int]]] = [
+    ("digits-cnn", lambda: digits_cnn(in_channels=1), (1, 8, 8)),
+    ("small-cnn", lambda: small_cnn(in_channels=1), (1, 28, 28)),
+    ("resnet18", lambda: resnet18(num_classes=7), (3, 16, 16)),
+    ("preact-resnet18", lambda: preact_resnet18(normalize="cifar10"), (3, 16, 16)),
+]
+EVERY = pytest.mark.parametrize(("make", "shape"), [case[1:] for case in MODELS], ids=[case[0] for case in MODELS])
+
+
+@EVERY
+def test_folding_changes_nothing_but_the_number_of_layers(
+    make: Callable[[], nn.Module], shape: tuple[int, int, int]
+) -> None:
+    torch.manual_seed(0)
+    model = lively(make()).double()
+    x = torch.rand(3, *shape, dtype=torch.float64)
+    less = folded(model)
+    assert torch.allclose(less(x), model(x), rtol=1e-9, atol=1e-12)
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in less.modules()) == sum(
+        isinstance(module, nn.BatchNorm2d) for module in model.modules()
+    ) - len(less.meta["folds"])
+
+
+@EVERY
+def test_a_twin_follows_its_model(make: Callable[[], nn.Module], shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    model = lively(make())
+    x = torch.rand(4, *shape)
+    twin = twin_of(model, x, lowered=False)
+    assert twin is not None
+    before = twin(x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        model.train()
+        model(torch.rand(16, *shape))  # new statistics
+        model.eval()
+        assert not torch.allclose(twin(x), model(x), atol=1e-3)
+        twin.refresh(model)
+        assert torch.allclose(twin(x), model(x), rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(twin(x), before, atol=1e-3)
+
+
+def test_a_twin_leaves_its_model_alone() -> None:
+    model = digits_cnn(in_channels=1).train()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    twin = twin_of(model, torch.rand(4, 1, 8, 8), lowered=False)
+    assert isinstance(twin, Twin)
+    assert model.training
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert not list(twin.parameters())
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = digits_cnn(in_channels=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x + 0.5 * torch.randn(1, 1, 8, 8))
+
+
+class Branching(nn.Module):
+    """No graph can be read from it, and no copy made by tracing would be right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = digits_cnn(in_channels=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) if x.mean() > 0 else -self.inner(x)
+
+
+class Frozen(nn.Module):
+    """Draws its noise where a trace would bake it in, and only sometimes: one look in evaluation mode is not enough."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :10] * (1 + torch.rand(1))
+
+
+def test_no_twin_of_a_random_model() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(8, 1, 8, 8)
+    for model in (Noisy(), Frozen()):
+        assert searcher(model, x) is model
+        with pytest.warns(UserWarning, match="attacks search the model itself"):
+            assert searcher(model, x, "compiled") is model
+
+
+def test_a_model_that_cannot_be_read_is_copied_as_it_is() -> None:
+    model = Branching()
+    twin = searcher(model, torch.rand(8, 1, 8, 8))
+    assert isinstance(twin, Twin)
+    assert twin.how == "as it is"
+
+
+def test_eager_is_the_model_itself_and_so_is_another_precision() -> None:
+    model, x = digits_cnn(in_channels=1), torch.rand(4, 1, 8, 8)
+    assert searcher(model, x, "eager") is model
+    double = digits_cnn(in_channels=1).double()
+    assert searcher(double, x) is double
+
+
+def test_a_wrong_twin_is_found_out() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(8, 1, 8, 8)
+    one, other = digits_cnn(in_channels=1), digits_cnn(in_channels=1)
+    assert discrepancy(one, one, x) == 0
+    with pytest.raises(Unlike):
+        discrepancy(one, other, x)
+
+    class Backwards(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            return -gradients[0]
+
+    class Deceiver(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return one(Backwards.apply(x))
+
+    with pytest.raises(Unlike, match="cosine of -1"):
+        discrepancy(one, Deceiver(), x)
+
+
+# What runs on a GPU alone: its arithmetic, with plain kernels in the place of cuDNN's.
+
+
+@pytest.fixture
+def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def relu(x: Tensor, weight: Tensor, bias: Tensor, *how: Any) -> Tensor:
+        assert x.dtype == weight.dtype
+        return F.relu(F.conv2d(x.float(), weight.float(), bias.float(), *how)).to(x.dtype)
+
+    def add_relu(x: Tensor, weight: Tensor, residual: Tensor, alpha: float, bias: Tensor, *how: Any) -> Tensor:
+        assert x.dtype == weight.dtype == residual.dtype
+        return F.relu(F.conv2d(x.float(), weight.float(), bias.float(), *how) + alpha * residual.float()).to(x.dtype)
+
+    monkeypatch.setattr(torch, "cudnn_convolution_relu", relu)
+    monkeypatch.setattr(torch, "cudnn_convolution_add_relu", add_relu)
+
+
+@pytest.mark.usefixtures("plain_kernels")
+def test_sums_and_relus_go_into_the_convolutions() -> None:
+    torch.manual_seed(0)
+    model = lively(resnet18(num_classes=7))
+    less = fused(folded(model))
+    # of 20 convolutions the three of the shortcuts have no ReLU of their own
+    assert sum(isinstance(module, ConvReLU) for module in less.modules()) == 17
+    assert not any(node.target in (F.relu, torch.relu) for node in less.graph.nodes)
+    assert discrepancy(model, less, torch.rand(4, 3, 16, 16)) < 1e-4
+
+
+@pytest.mark.usefixtures("plain_kernels")
+def test_a_lowered_twin_keeps_the_bits_of_images_and_logits() -> None:
+    torch.manual_seed(0)
+    model = lively(resnet18(num_classes=7))
+    twin = Twin(model, "in few kernels", CPU, lowered=True)
+    twin.lowered = False  # no autocast here: this CPU may not have it
+    x = torch.rand(4, 3, 16, 16)
+    with torch.no_grad():
+        exact, rounded = model(x), twin(x)
+        assert rounded.dtype == torch.float32
+        assert 0 < (rounded - exact).abs().max() < 0.05 * exact.std()
+        twin.refresh(model)
+        assert torch.equal(twin(x), rounded)
+
+
+def test_two_halves_hold_a_pixel() -> None:
+    x = torch.rand(5, 3, 4, 4, requires_grad=True)
+    halves = _halves(x)
+    high, low, unused = halves[:, :3], halves[:, 3:6], halves[:, 6:]
+    assert (high.float() + low.float() - x).abs().max() < 2**-16
+    assert not unused.any()
+    assert (high.float() - x).abs().max() > 2**-10
+    halves.float().sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+    conv = nn.Conv2d(3, 6, 3, bias=False)
+    weight = conv.weight.detach().bfloat16().float()
+    _widen(conv)
+    assert torch.allclose(F.conv2d(halves.float(), conv.weight.float()), F.conv2d(x, weight), atol=2**-12)
+
+
+def test_models_are_left_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        searcher(resnet18(), torch.rand(2, 3, 16, 16))

@@ -1,0 +1,368 @@
+"""The cascade ``fast``: as strong as AutoAttack, whoever it attacks, and AutoAttack itself where there is doubt."""
+
+# N examples
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import classwise as cw
+from classwise.attacks import AutoAttack, Fast
+from classwise.data import load_data
+from classwise.errors import InputError
+from classwise.evaluation import evaluate, work
+from classwise.evaluation.fast import NEAREST_OF_CLASS, at_most, nearest, sample
+from classwise.models.load import load_model
+from classwise.progress import Silent
+from classwise.verdicts import NATURAL
+
+EPS = 0.12
+SHORT = "steps=5,queries=60"
+"""Of the ensemble, which is not what is tested."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A quickly trained robust digits model."""
+    out = tmp_path_factory.mktemp("run") / "trades"
+    cw.train("digits/trades", out=out, epochs=5)
+    return out
+
+
+def test_it_is_as_strong_as_autoattack_class_by_class(run: Path) -> None:
+    report = cw.evaluate(
+        run, "digits", attacks=["fast:steps=30,queries=200", "autoattack:steps=30,queries=200"], eps=EPS, per_class=20
+    )
+    verdicts = report.verdicts
+    assert verdicts is not None
+    fast, full = verdicts.survived("fast"), verdicts.survived("autoattack")
+    assert 0 < full.sum() < verdicts.survived(NATURAL).sum()
+    for label in range(10):
+        assert fast[verdicts.label == label].sum() <= full[verdicts.label == label].sum() + 1
+    assert fast.sum() <= full.sum() + 1
+
+
+def test_every_stage_says_whom_it_attacked(run: Path) -> None:
+    report = cw.evaluate(run, "digits", attacks=[f"fast:{SHORT}"], eps=EPS)
+    info, verdicts = report.attacks["fast"], report.verdicts
+    assert verdicts is not None
+    stages = {stage.name: stage for stage in info.stages}
+    assert list(stages) == list(Fast().stages(10))
+    natural = int(verdicts.survived(NATURAL).sum())
+    after = {name: int(verdicts.survived(f"fast/{name}").sum()) for name in stages}
+    assert stages["margin"].attacked == natural
+    assert stages["targets"].attacked == after["margin"]
+    assert 10 * NEAREST_OF_CLASS <= stages["near-misses"].attacked < after["targets"]
+    audit = info.audit
+    assert audit is not None
+    assert audit.left == after["near-misses"]
+    assert audit.nearest == audit.random == 10
+    assert stages["audit-apgd-ce"].attacked == 20
+    assert audit.broke + audit.broke_random == after["near-misses"] - after["audit-square"]
+    assert audit.doubts == []
+    assert [stages[name].attacked for name in stages if name.startswith("ensemble")] == [0, 0, 0, 0]
+    assert int(verdicts.survived("fast").sum()) == after["audit-square"]
+    for name, stage in stages.items():
+        assert stage.attacked == int((verdicts.forwards[f"fast/{name}"] > 0).sum())
+        assert np.array_equal(np.isfinite(verdicts.margins[f"fast/{name}"]), verdicts.forwards[f"fast/{name}"] > 0)
+
+
+def test_exhaustive_attacks_all_that_is_left(run: Path) -> None:
+    report = cw.evaluate(run, "digits", attacks=[f"fast:{SHORT}"], eps=EPS, per_class=10, exhaustive=True)
+    stages = {stage.name: stage for stage in report.attacks["fast"].stages}
+    assert report.attacks["fast"].audit is None
+    assert not any(name.startswith("audit") for name in stages)
+    left = stages["near-misses"]
+    verdicts = report.verdicts
+    assert verdicts is not None
+    assert stages["ensemble-apgd-ce"].attacked == int(verdicts.survived("fast/near-misses").sum()) > left.attacked / 2
+    with pytest.raises(InputError, match="exhaustive goes with the attack fast"):
+        cw.evaluate(run, "digits", attacks=["pgd"], eps=EPS, exhaustive=True)
+
+
+class Rounded(nn.Module):
+    """Hides its gradients: the image is rounded to a few grey levels, or the logits to steps."""
+
+    def __init__(self, inner: nn.Module, what: str) -> None:
+        super().__init__()
+        self.inner, self.what = inner, what
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.what == "input":
+            return self.inner((4 * x).round() / 4)
+        if self.what == "answers":
+            return self.inner(x + 0.3 * torch.randn_like(x))
+        return (20 * self.inner(x)).round() / 20
+
+
+@pytest.mark.parametrize("what", ["input", "output"])
+def test_on_a_masked_model_it_is_the_whole_ensemble(run: Path, what: str) -> None:
+    masked = Rounded(load_model(str(run)), what).eval()
+    report = cw.evaluate(masked, "digits", attacks=[f"fast:{SHORT}", f"autoattack:{SHORT}"], eps=EPS, per_class=8)
+    audit, verdicts = report.attacks["fast"].audit, report.verdicts
+    assert audit is not None
+    assert verdicts is not None
+    assert "zero-gradient" in audit.doubts
+    stages = {stage.name: stage for stage in report.attacks["fast"].stages}
+    assert stages["ensemble-apgd-ce"].attacked == int(verdicts.survived("fast/audit-square").sum()) > 0
+    fast, full = verdicts.survived("fast"), verdicts.survived("autoattack")
+    assert not (fast & ~full).any()
+    assert fast.sum() >= full.sum() - 2  # the cascade may break one or two that the ensemble does not
+    assert stages["ensemble-square"].broke + stages["audit-square"].broke > 0
+
+
+def test_random_answers_are_reason_to_doubt(run: Path) -> None:
+    torch.manual_seed(0)
+    model = Rounded(load_model(str(run)), "answers").eval()
+    report = cw.evaluate(model, "digits", attacks=["fast:steps=5,queries=20"], eps=EPS, per_class=4)
+    audit = report.attacks["fast"].audit
+    assert audit is not None
+    assert "random-answers" in audit.doubts
+    assert report.model["searched"] == "as it is"
+
+
+# The same verdicts whatever the batches, the engine and the interruptions.
+
+
+@pytest.fixture(scope="module")
+def whole(run: Path) -> cw.ClassReport:
+    return cw.evaluate(
+        run, "digits", attacks=[f"fast:{SHORT}", "pgd:restarts=2"], eps=EPS, per_class=12, engine="eager"
+    )
+
+
+@pytest.mark.parametrize("batch_size", [9, 64])
+@pytest.mark.parametrize("engine", ["eager", "auto"])
+def test_batches_and_engines_do_not_matter(run: Path, whole: cw.ClassReport, batch_size: int, engine: str) -> None:
+    again = cw.evaluate(
+        run,
+        "digits",
+        attacks=[f"fast:{SHORT}", "pgd:restarts=2"],
+        eps=EPS,
+        per_class=12,
+        engine=engine,
+        batch_size=batch_size,
+    )
+    mine, theirs = again.verdicts, whole.verdicts
+    assert mine is not None
+    assert theirs is not None
+    for key in ("fast", "pgd"):
+        assert np.array_equal(mine.survived(key), theirs.survived(key))
+    for key, column in theirs.stages.items():
+        assert np.array_equal(mine.stages[key] == mine.label, column == theirs.label), key
+    assert (again.model["searched"] == "as it is") == (engine == "eager")
+
+
+class StopAfter(Silent):
+    def __init__(self, examples: int) -> None:
+        self.left = examples
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self.left -= amount
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [150, 420])
+def test_an_interrupted_cascade_goes_on(run: Path, whole: cw.ClassReport, tmp_path: Path, after: int) -> None:
+    settings: dict[str, Any] = {"attacks": [f"fast:{SHORT}", "pgd:restarts=2"], "eps": EPS, "per_class": 12}
+    settings |= {"engine": "eager", "out": tmp_path / "out", "batch_size": 10}
+    with pytest.raises(KeyboardInterrupt):
+        cw.evaluate(run, "digits", **settings, progress=StopAfter(after))
+    report = cw.evaluate(run, "digits", **settings, resume=True)
+    assert report.verdicts is not None
+    assert whole.verdicts is not None
+    assert np.array_equal(report.verdicts.attacks["fast"], whole.verdicts.attacks["fast"])
+    assert report.attacks["fast"].audit == whole.attacks["fast"].audit
+    assert [stage.attacked for stage in report.attacks["fast"].stages] == [
+        stage.attacked for stage in whole.attacks["fast"].stages
+    ]
+
+
+def test_a_lying_twin_invents_no_break(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an attack searched, the verdict is what the model says of the images, checked here once more."""
+    model = load_model(str(run))
+
+    class Liar(nn.Module):
+        slack = 0.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return model(x).roll(1, 1)
+
+    seen = []
+
+    def recorded(one: nn.Module, x: Tensor) -> Tensor:
+        logits = answers(one, x)
+        seen.append((x, logits))
+        return logits
+
+    answers = work.answers
+    monkeypatch.setattr(work, "answers", recorded)
+    monkeypatch.setattr(evaluate, "searcher", lambda *_: Liar())
+    report = cw.evaluate(model, "digits", attacks=["pgd:steps=3"], eps=EPS, per_class=6)
+    verdicts = report.verdicts
+    assert verdicts is not None
+    x, logits = seen[-1]
+    with torch.no_grad():
+        assert torch.equal(model(x), logits)
+    rows = verdicts.survived(NATURAL)
+    assert np.array_equal(verdicts.attacks["pgd"][rows], logits.argmax(1).numpy())
+    images = load_data("digits", split="test")
+    clean = torch.from_numpy(np.array(images.images[verdicts.index[rows]])).float()
+    clean = clean / 255 if images.images.dtype == np.uint8 else clean
+    assert (x - clean).abs().max() <= EPS + 1e-6
+
+
+# Which examples.
+
+
+def test_the_nearest_are_those_of_the_largest_margins() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4), 100)
+    margins = rng.normal(size=400).astype(np.float32) - 5
+    margins[labels == 3] -= 10  # a class far from its boundary has its share too
+    left = rng.random(400) < 0.8
+    chosen = nearest(left, labels, margins)
+    assert not chosen[~left].any()
+    for label in range(4):
+        rows = np.flatnonzero(left & (labels == label))
+        best = rows[np.argsort(-margins[rows])]
+        taken = int(chosen[rows].sum())
+        assert taken >= NEAREST_OF_CLASS
+        assert set(np.flatnonzero(chosen & (labels == label))) == set(best[:taken])
+
+
+def test_a_sample_is_balanced_and_drawn_by_the_seed() -> None:
+    labels = np.repeat(np.arange(10), 600)
+    margins = np.linspace(-3, -1, 6000).astype(np.float32)
+    left = np.ones(6000, dtype=bool)
+    left[labels == 2] = False
+    left[np.flatnonzero(labels == 5)[3:]] = False  # three are left of this class
+    near, at_random = sample(left, labels, margins, np.arange(6000), seed=0)
+    assert not (near & at_random).any()
+    assert not ((near | at_random) & ~left).any()
+    counts = np.bincount(labels[near], minlength=10), np.bincount(labels[at_random], minlength=10)
+    assert counts[0].tolist() == [5, 5, 0, 5, 5, 3, 5, 5, 5, 5]
+    assert counts[1].tolist() == [5, 5, 0, 5, 5, 0, 5, 5, 5, 5]
+    assert set(np.flatnonzero(near & (labels == 0))) == set(range(595, 600))
+    again = sample(left, labels, margins, np.arange(6000), seed=0)
+    other = sample(left, labels, margins, np.arange(6000), seed=1)
+    assert np.array_equal(at_random, again[1])
+    assert not np.array_equal(at_random, other[1])
+    assert np.array_equal(near, other[0])
+    few = left & (np.arange(6000) % 20 == 0)
+    near, at_random = sample(few, labels, margins, np.arange(6000), seed=0)
+    assert np.bincount(labels[near], minlength=10).tolist() == [1, 1, 0, 1, 1, 1, 1, 1, 1, 1]
+    assert at_random.sum() == 8
+
+
+def test_nothing_in_a_sample_leaves_room_for_a_share() -> None:
+    n = 50
+    bound = at_most(0, n)
+    assert bound is not None
+    assert (1 - bound / 100) ** n == pytest.approx(0.05)
+    assert at_most(n, n) == 100
+    assert at_most(0, 0) is None
+
+
+def test_the_ensemble_is_that_of_autoattack() -> None:
+    fast, whole = Fast(eps=EPS, norm="Linf"), AutoAttack(eps=EPS, norm="Linf")
+    stages = fast.stages(10)
+    for prefix in ("audit-", "ensemble-"):
+        assert {name.removeprefix(prefix): one for name, one in stages.items() if name.startswith(prefix)} == (
+            whole.stages(10)
+        )
+
+
+# Memory.
+
+
+def test_batches_shrink_to_what_memory_holds(run: Path) -> None:
+    inner = load_model(str(run))
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 16:
+                raise torch.OutOfMemoryError("no memory for this")
+            return self.inner(x)
+
+    settings: dict[str, Any] = {"attacks": ["pgd:steps=3"], "eps": EPS, "per_class": 10, "engine": "eager"}
+    with pytest.raises(torch.OutOfMemoryError):
+        Small()(torch.rand(20, 1, 8, 8))
+    report = cw.evaluate(Small(), "digits", batch_size=40, **settings)
+    told = [finding.text for finding in report.sanity.findings if finding.code == "out-of-memory"]
+    assert told == ["Memory did not hold the batches asked for: the evaluation went on in batches of 8."]
+    plain = cw.evaluate(inner, "digits", batch_size=100, **settings)
+    assert report.verdicts is not None
+    assert plain.verdicts is not None
+    assert np.array_equal(report.verdicts.attacks["pgd"], plain.verdicts.attacks["pgd"])
+    assert not any(finding.code == "out-of-memory" for finding in plain.sanity.findings)
+
+
+def test_no_memory_for_one_image_is_one_line() -> None:
+    class Huge(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.asked += 1
+            if self.asked > 3:
+                raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+            return x.flatten(1)[:, :10]
+
+    with pytest.raises(InputError, match="natural: there is no memory for a single image"):
+        cw.evaluate(Huge(), "digits", attacks=["pgd:steps=3"], eps=EPS, per_class=2, engine="eager")
+
+
+# Only until the worst class is known.
+
+
+def test_examples_go_where_the_worst_class_is_decided(run: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"attacks": ["pgd:steps=5"], "eps": EPS}
+    report = cw.evaluate(run, "digits", **settings, until_worst_ci=13, out=tmp_path / "out")
+    whole = cw.evaluate(run, "digits", **settings)
+    found, verdicts, every = report.allocation, report.verdicts, whole.verdicts
+    assert found is not None
+    assert verdicts is not None
+    assert every is not None
+    assert found.asked == 13
+    assert found.reached == (found.high - found.low <= 26)
+    assert sum(found.attacked) == len(verdicts) < len(every)
+    assert np.bincount(verdicts.label).tolist() == found.attacked
+    assert found.label in found.contenders
+    # the verdicts are those of the whole evaluation
+    place = {int(one): row for row, one in enumerate(every.index)}
+    rows = [place[int(one)] for one in verdicts.index]
+    assert np.array_equal(verdicts.attacks["pgd"], every.attacks["pgd"][rows])
+    worst = report.worst
+    assert worst is not None
+    assert (worst.label, worst.low, worst.high) == (found.label, found.low, found.high)
+    assert report["pgd"].overall.n == 10 * 50
+    saved = cw.load_report(tmp_path / "out")
+    assert saved == report
+    assert saved.verdicts == verdicts
+
+
+def test_a_goal_out_of_reach_uses_every_example_of_the_contenders(run: Path) -> None:
+    report = cw.evaluate(run, "digits", attacks=["pgd:steps=2"], eps=EPS, until_worst_ci=0.5)
+    found = report.allocation
+    assert found is not None
+    assert not found.reached
+    assert any(found.attacked[label] == found.available[label] for label in found.contenders)
+
+
+@pytest.mark.parametrize("points", [0, -1, 50])
+def test_an_impossible_goal_is_one_line(run: Path, points: float) -> None:
+    with pytest.raises(InputError, match="until_worst_ci is in percentage points"):
+        cw.evaluate(run, "digits", attacks=["pgd"], eps=EPS, until_worst_ci=points)

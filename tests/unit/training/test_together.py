@@ -1,0 +1,83 @@
+"""Several trainings side by side: each comes to what it would have come to alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import classwise as cw
+from classwise.errors import Diverged, InputError
+from classwise.progress import Silent
+from classwise.recipes import load_recipe
+
+SHORT: dict[str, Any] = {"epochs": 2, "validation_per_class": 10, "batch_size": 200}
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "checkpoints" / "last.safetensors")
+
+
+def same(one: Path, other: Path) -> bool:
+    mine, theirs = weights(one), weights(other)
+    return all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_together_is_alone(tmp_path: Path) -> None:
+    recipes = {
+        tmp_path / "a": load_recipe("digits/trades", {**SHORT, "seed": 0}),
+        tmp_path / "b": load_recipe("digits/trades", {**SHORT, "seed": 1}),
+        tmp_path / "c": load_recipe("digits/wat", {**SHORT, "epochs": 1}),
+    }
+    before = torch.get_rng_state()
+    runs = cw.train_together(recipes)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [run.directory for run in runs] == list(recipes)
+    assert [run.outcome.epochs for run in runs] == [2, 2, 1]
+    for run, recipe in zip(runs, recipes.values(), strict=True):
+        alone = cw.train(recipe, out=tmp_path / f"alone-{run.directory.name}")
+        assert same(run.directory, alone.directory)
+        mine, theirs = run.outcome.history, alone.outcome.history
+        assert [record["loss"] for record in mine] == [record["loss"] for record in theirs]
+    assert not same(runs[0].directory, runs[1].directory)
+
+
+class StopAfter(Silent):
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self.left -= amount
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+
+def test_together_goes_on_after_an_interruption(tmp_path: Path) -> None:
+    recipes = {tmp_path / str(seed): load_recipe("digits/trades", {**SHORT, "seed": seed}) for seed in (0, 1)}
+    steps = len(range(0, 1000, 200)) * 3
+    with pytest.raises(KeyboardInterrupt):
+        cw.train_together(recipes, progress=StopAfter(steps))
+    runs = cw.train_together(recipes, resume=True)
+    for run, recipe in zip(runs, recipes.values(), strict=True):
+        alone = cw.train(recipe, out=tmp_path / f"alone-{run.directory.name}")
+        assert same(run.directory, alone.directory)
+
+
+def test_one_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
+    wild = {**SHORT, "optimizer": {"name": "sgd", "lr": 1e6}}
+    recipes = {
+        tmp_path / "wild": load_recipe("digits/standard", wild),
+        tmp_path / "tame": load_recipe("digits/standard", SHORT),
+    }
+    with pytest.raises(Diverged):
+        cw.train_together(recipes)
+    assert weights(tmp_path / "tame")
+    assert not (tmp_path / "wild" / "checkpoints" / "last.safetensors").exists()
+
+
+def test_nothing_to_train_is_one_line() -> None:
+    with pytest.raises(InputError, match="there is no recipe"):
+        cw.train_together({})
