@@ -26,6 +26,15 @@ def logits_of(output: Any) -> Tensor:
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
+def both(model: nn.Module, x: Tensor, x_adv: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits of two batches of one size, first the one and then the other; or by the model's own ``both``."""
+    together: Any = getattr(model, "both", None)
+    if together is not None:
+        first, second = together(x, x_adv)
+        return first, second
+    return logits_of(model(x)), logits_of(model(x_adv))
+
+
 def device_of(model: nn.Module) -> torch.device:
     """Where a model lives: the device of its first parameter or buffer, else the CPU."""
     for tensor in (*model.parameters(), *model.buffers()):

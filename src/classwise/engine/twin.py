@@ -47,13 +47,16 @@ def searcher(model: nn.Module, x: Tensor, engine: EngineName = "auto") -> nn.Mod
     return model if twin is None else twin
 
 
-def twin_of(model: nn.Module, x: Tensor, *, lowered: bool) -> Twin | None:
-    """The fastest twin that agrees with the model on some images; ``lowered`` allows bfloat16 in its body."""
+def twin_of(model: nn.Module, x: Tensor, *, lowered: bool, few_kernels: bool = True) -> Twin | None:
+    """The fastest twin that agrees with the model on some images.
+
+    ``lowered`` puts its body into bfloat16; ``few_kernels`` allows kernels that a compiler could not improve on.
+    """
     device = device_of(model)
     if dtype_of(model) != torch.float32 or not len(x):
         return None
     x = x[:CHECKED].to(device)
-    for way in _WAYS if device.type == "cuda" and lowered else _WAYS[1:]:
+    for way in _WAYS if device.type == "cuda" and lowered and few_kernels else _WAYS[1:]:
         try:
             twin = Twin(model, way, device, lowered)
             twin.slack = discrepancy(model, twin, x)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from classwise.attacks import PGD
 from classwise.attacks.losses import divergence
 from classwise.errors import InputError
-from classwise.forward import logits_of
+from classwise.forward import both
 from classwise.noise import Randomness
 from classwise.spec import Number
 from classwise.types import ClassControls, LossTerms, Objective
@@ -43,7 +43,7 @@ class Trades(Objective):
         generator: Randomness = None,
     ) -> LossTerms:
         x_adv = self.attack(model, x, y, eps_scale=controls.eps_scale[y], generator=generator)
-        logits_nat, logits_adv = logits_of(model(x)), logits_of(model(x_adv))
+        logits_nat, logits_adv = both(model, x, x_adv)
         return LossTerms(
             nat=F.cross_entropy(logits_nat, y, reduction="none"),
             # The gradient flows through both distributions, as in the paper.

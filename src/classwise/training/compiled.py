@@ -10,8 +10,10 @@ learning rate, the clipping, the optimizer, the average. A batch of another size
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
 
@@ -20,8 +22,9 @@ from torch import Tensor, nn
 
 from classwise.engine import Twin, twin_of
 from classwise.errors import one_line
+from classwise.forward import logits_of
 from classwise.noise import Randomness
-from classwise.training.engine import Engine
+from classwise.training.engine import Engine, Precision
 from classwise.types import ClassControls, LossTerms, Policy, reduce
 
 WARMUP = 3
@@ -29,18 +32,72 @@ WARMUP = 3
 
 
 class Stand(nn.Module):
-    """A model whose passes in training and in evaluation mode are two different callables."""
+    """A model whose passes in training and in evaluation mode are different callables.
+
+    In training mode two batches go through in one pass, in which every batch norm takes them for two: first the one,
+    then the other, each with its own statistics. So it is the same as two passes, with larger convolutions.
+    """
 
     place: Tensor
 
-    def __init__(self, trained: Any, twin: Twin, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, twin: Twin, precision: Precision, device: torch.device) -> None:
         super().__init__()
         self.register_buffer("place", torch.zeros((), device=device))
-        self._passes = {True: trained, False: twin.compute}
+        lowered = precision == "bf16"
+        # In a tuple, where nobody who looks for parameters or modes finds them: they are always in training mode.
+        self._modules_in_training = (_Pass(model.train(), lowered), _Pass(paired(model.train()), lowered))
+        self._trained, self._paired = (compiled(one.forward) for one in self._modules_in_training)
+        self._searched = compiled(twin.compute)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self._passes[self.training](x)
-        return logits
+        return self._trained(x) if self.training else self._searched(x)
+
+    def both(self, x: Tensor, x_adv: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of two batches of one size."""
+        if not self.training:
+            return self(x), self(x_adv)
+        first, second = self._paired(torch.cat([x, x_adv])).chunk(2)
+        return first, second
+
+
+def compiled(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The function compiled for the one shape it is asked for."""
+    return torch.compile(function, dynamic=False)
+
+
+class _Pass(nn.Module):
+    """A forward pass in training mode, in the precision of the engine. Logits are float32."""
+
+    def __init__(self, model: nn.Module, lowered: bool) -> None:
+        super().__init__()
+        self.model, self.lowered = model, lowered
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.lowered):
+            return logits_of(self.model(x))
+
+
+class PairedNorm(nn.Module):
+    """A batch norm that takes the two halves of a batch for two batches, one after the other."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.norm(half) for half in x.chunk(2)])
+
+
+def paired(model: nn.Module) -> nn.Module:
+    """The same model, on the same parameters and buffers, for two batches in one."""
+    twin = copy.deepcopy(model)
+    for mine, own in zip(list(twin.modules()), list(model.modules()), strict=True):
+        mine._parameters, mine._buffers = own._parameters, own._buffers
+        for name, child in mine.named_children():
+            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                setattr(mine, name, PairedNorm(own.get_submodule(name)))
+    return twin
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,11 +144,11 @@ class _Step:
             controls, **{part.name: getattr(controls, part.name).clone() for part in _tensors(controls)}
         )
         model = engine.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        twin = twin_of(model, x, lowered=engine.precision == "bf16")
+        twin = twin_of(model, x, lowered=engine.precision == "bf16", few_kernels=False)
         if twin is None:
             raise TypeError("the model has no faster twin")
         self.twin = twin
-        self.stand = Stand(torch.compile(self._trained, dynamic=False), twin, x.device)
+        self.stand = Stand(model, twin, engine.precision, x.device)
         before = {name: value.clone() for name, value in model.state_dict().items()}
         state = generator.get_state() if isinstance(generator, torch.Generator) else None
         stream = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
@@ -112,11 +169,6 @@ class _Step:
         model.load_state_dict(before)
         if isinstance(generator, torch.Generator) and state is not None:
             generator.set_state(state)
-
-    def _trained(self, x: Tensor) -> Tensor:
-        x = x.contiguous(memory_format=torch.channels_last)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.engine.precision == "bf16"):
-            return self.engine.model(x)  # type: ignore[no-any-return]
 
     def _work(self, generator: Randomness) -> tuple[LossTerms, Tensor]:
         self.engine.model.train()

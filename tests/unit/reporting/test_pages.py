@@ -272,7 +272,8 @@ def test_stages_variants_and_costs_are_told() -> None:
     assert "grid:inv_t=5 was the strongest" in text
     assert (
         "Audit: of 1,200 examples that the cascade left, the whole ensemble broke 2 of the 50 nearest to being broken "
-        "and 0 of 40 drawn at random, so that it would break at most 7.2% of all (95%). Nothing speaks against the cascade"
+        "and 0 of 40 drawn at random, so that it would break at most 7.2% of all (95%). Nothing speaks against the "
+        "cascade"
     ) in text
     assert "There is doubt (zero-gradient and audit-square: 3 broken): the ensemble ran on everything" in text
 
