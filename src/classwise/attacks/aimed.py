@@ -23,7 +23,7 @@ Target = Literal["most-likely", "least-likely", "random", "all"] | int
 
 Attempt = tuple[Tensor | None, bool]
 """Classes to aim at, and whether it is a further try at them."""
-ROOM = {False: 1, True: 1000}
+ROOM = {False: 100, True: 1000}
 """Examples that keep the device busy, by whether it is a GPU. Side by side, what one breaks costs the others too."""
 
 

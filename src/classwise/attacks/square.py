@@ -43,7 +43,7 @@ HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """Queries of ten thousand after which the share p is halved."""
 BLOCK = 64
 """The most queries between two looks at which examples are broken: looking makes a GPU wait."""
-ROOM = {False: 0, True: 800}
+ROOM = {False: 100, True: 800}
 """Images that keep the device busy, by whether it is a GPU."""
 AT_ONCE = 8
 """The most proposals of an example in one pass: one of them may be taken, and makes the others vain."""

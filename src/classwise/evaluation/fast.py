@@ -31,7 +31,7 @@ from classwise.verdicts import Floats, Verdicts
 
 NEAREST = 0.05
 """The share of what is left, by margin, that counts as near misses."""
-NEAREST_OF_CLASS = 10
+NEAREST_OF_CLASS = 5
 """At least so many of each class, for the worst class may be a small one."""
 AUDITED, MOST_AUDITED = 0.02, 100
 """The share of what is left that an audit looks at, and the most; but of each class one near and one at random."""

@@ -21,7 +21,7 @@ from classwise.attacks.losses import margin
 from classwise.data import ImageSet, ordered
 from classwise.errors import InputError
 from classwise.evaluation.fast import Cascade
-from classwise.evaluation.probes import choose, examine
+from classwise.evaluation.probes import QUERIES, choose, examine
 from classwise.evaluation.sanity import warnings_of
 from classwise.files import digest
 from classwise.forward import blamed_on_the_model, device_of, dtype_of, exact, frozen, logits_of
@@ -235,6 +235,7 @@ class Work:
         x, y, index = self._images(rows)
         some = np.linspace(0, len(label) - 1, min(NATURAL_SAMPLE, len(label)), dtype=int)
         natural, names, _ = self._images(some)
+        audited = any(cascade.audits for cascade in self.cascades.values())  # by Square too, with many more queries
         try:
             return examine(
                 self.model,
@@ -243,6 +244,7 @@ class Work:
                 index=index,
                 threat=self.threat,
                 seed=self.seed,
+                queries=0 if audited else QUERIES,
                 natural=(natural, names),
                 batch_size=self.batch_size,
                 progress=self.progress,

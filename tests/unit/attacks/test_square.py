@@ -21,6 +21,12 @@ from classwise.spec import build
 from classwise.threat import Norm, Threat
 
 
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proposal before the one before it is decided, however small the batch."""
+    monkeypatch.setattr(square, "ROOM", {False: 0})
+
+
 class Linear(nn.Module):
     """Logits W x + b, with a memory of every image asked about."""
 
@@ -116,6 +122,7 @@ def test_bumps_against_their_definition(side: int) -> None:
     loss=st.sampled_from(["margin", "ce"]),
     seed=st.integers(0, 2**16),
 )
+@pytest.mark.usefixtures("one_at_a_time")
 @settings(max_examples=60, deadline=None)
 def test_keeps_the_best_of_all_it_asked_and_asks_only_in_the_ball(
     channels: int,
@@ -199,6 +206,7 @@ def test_windows_reach_every_corner_of_the_image(place: tuple[int, int]) -> None
     assert (predicted(model, x_adv) == 1).all()
 
 
+@pytest.mark.usefixtures("one_at_a_time")
 def test_broken_examples_ask_no_more() -> None:
     x = inner_images((50, 1, 6, 6), 1)
     model = linear(4, 36, 1)
@@ -212,6 +220,7 @@ def test_broken_examples_ask_no_more() -> None:
     assert effort.forwards.min() == 1
 
 
+@pytest.mark.usefixtures("one_at_a_time")
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
 def test_leaving_examples_do_not_disturb_the_others(norm: Norm) -> None:
     x = inner_images((30, 3, 6, 5), 2)
@@ -282,6 +291,7 @@ class Constant(nn.Module):
         return self.logits.expand(len(x), -1)
 
 
+@pytest.mark.usefixtures("one_at_a_time")
 @pytest.mark.parametrize("logits", [[0.0, 0.0, 0.0], [3e38, -3e38, 0.0], [math.nan] * 3, [math.inf, math.inf, 0.0]])
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
 def test_models_without_a_slope_are_survived(logits: list[float], norm: Norm) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classwise.attacks import APGD, ATTACKS, CWPGD, FAB, FGSM, PGD, Square, TemperaturePGD
+from classwise.attacks import APGD, ATTACKS, CWPGD, FAB, FGSM, PGD, Square, TemperaturePGD, aimed
 from classwise.attacks.aimed import AimedAttack
 from classwise.errors import InputError
 from classwise.noise import ExampleNoise
@@ -110,7 +110,8 @@ class Gate(nn.Module):
         return torch.stack([score * 0, score * 0 - 5, score - 0.6, -0.06 - score / 10], 1)
 
 
-def test_only_the_right_target_breaks_and_all_are_tried_until_one_does() -> None:
+def test_only_the_right_target_breaks_and_all_are_tried_until_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aimed, "ROOM", {False: 1})  # one after the other
     x, y = torch.full((3, 1, 4, 4), 0.4), torch.zeros(3, dtype=torch.int64)
     model = Gate()
     for attack in CONTENT:

@@ -329,7 +329,7 @@ def test_a_given_batch_size_is_checked_and_none_fits_the_images(model: nn.Module
     assert fitting_batch(small, torch.device("cpu")) == 2000
     large = load_data((np.zeros((1, 3, 32, 32), dtype=np.uint8), np.zeros(1, dtype=np.int64)))
     assert fitting_batch(large, torch.device("cpu")) == 97
-    assert fitting_batch(large, torch.device("cuda")) == 1953
+    assert fitting_batch(large, torch.device("cuda")) == 1497
 
 
 def test_verdicts_are_reached_in_plain_float32(model: nn.Module) -> None:

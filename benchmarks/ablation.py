@@ -1,0 +1,176 @@
+"""What each trick brings: the attack ``fast`` and a training step of TRADES, with one trick at a time switched off.
+
+    python benchmarks/ablation.py evaluate --weights trades.safetensors
+    python benchmarks/ablation.py train --batch-size 128
+
+Every variant runs twice in one process; the second run counts, the first is its warm-up. Beside the seconds stands what
+the variant left of the images, for a trick may cost strength. Training steps run on random images: only time is looked
+at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+import classwise as cw
+from classwise.api import make_plan
+from classwise.attacks import CosinePGD, aimed, cosine_pgd, square
+from classwise.data import load_data
+from classwise.engine import graphs, twin
+from classwise.models.load import load_model
+from classwise.recipes import load_recipe
+from classwise.training import compiled
+from classwise.training.loop import make_engine
+
+Switch = Callable[[], Any]
+"""Makes a context in which a trick is off."""
+
+
+def changed(place: Any, name: str, value: Any) -> Switch:
+    """A trick that is off where a name has another value."""
+    return lambda: mock.patch.object(place, name, value)
+
+
+@contextmanager
+def float32_body() -> Iterator[None]:
+    """The twin without bfloat16."""
+    plain = twin.twin_of
+    with mock.patch.object(twin, "twin_of", lambda model, x, **_: plain(model, x, lowered=False)):
+        yield
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is switched off, and how."""
+
+    name: str
+    switches: tuple[Switch, ...] = ()
+    engine: str = "auto"
+
+
+EVALUATION = (
+    Variant("everything on"),
+    Variant("no twin: the model in eager float32 (TF32)", engine="eager"),
+    Variant("no bfloat16", (float32_body,)),
+    Variant("no folding", (changed(twin, "_WAYS", ("as it is",)),)),
+    Variant("no fused kernels", (changed(twin, "_WAYS", ("folded", "as it is")),)),
+    Variant("first layer in float32, not in two halves", (changed(twin, "WIDE", 0),)),
+    Variant("no channels last", (changed(torch, "channels_last", torch.contiguous_format),)),
+    Variant("no CUDA graphs", (changed(graphs, "LARGEST", 0),)),
+    Variant("no targets side by side", (changed(aimed, "ROOM", {False: 1, True: 1}),)),
+    Variant("Square does not run ahead", (changed(square, "ROOM", {False: 0, True: 0}),)),
+    Variant("broken examples stay in the batch", (changed(cosine_pgd, "WORTH_LEAVING", 2.0),)),
+    Variant("targets by their logits", (changed(CosinePGD, "order", aimed.AimedAttack.order),)),
+)
+
+
+def evaluation(weights: str, per_class: int | None) -> None:
+    """The attack ``fast`` on CIFAR-10."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, data = load_model("resnet18", weights=weights).eval().to(device), load_data("cifar10", split="test")
+    row("variant", "attack, s", "whole call, s", "left, %", "worst, %", "broken by the audit", "doubts")
+    for variant in EVALUATION:
+        with ExitStack() as stack:
+            for switch in variant.switches:
+                stack.enter_context(switch())
+            for _ in range(2):
+                began = time.perf_counter()
+                report = cw.evaluate(
+                    model, data, attacks=["fast"], eps="8/255", engine=variant.engine, per_class=per_class
+                )
+                seconds = time.perf_counter() - began
+        result, info = report["fast"], report.attacks["fast"]
+        assert info.audit is not None
+        row(
+            variant.name,
+            f"{info.seconds:.2f}",
+            f"{seconds:.2f}",
+            f"{result.overall.value:.2f}",
+            f"{result.worst.value:.1f}" if result.worst else "-",
+            f"{info.audit.broke} + {info.audit.broke_random}",
+            ", ".join(info.audit.doubts) or "none",
+        )
+
+
+def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiler that compiles nothing."""
+    return function
+
+
+TRAINING = (
+    Variant("everything on"),
+    Variant("no torch.compile", (changed(compiled, "compiled", as_it_is),)),
+    Variant("two passes instead of a pair", (changed(compiled.Stand, "both", None),)),
+    Variant("no folding in the attack", (changed(twin, "_WAYS", ("as it is", "as it is")),)),
+    Variant("float32", engine="fp32"),
+    Variant("no CUDA graph, no twin: eager bf16", engine="eager-bf16"),
+    Variant("eager float32 (TF32)", engine="eager"),
+)
+
+
+def training(batch_size: int, steps: int, model: str) -> None:
+    """Steps of TRADES with PGD-10 on images of CIFAR-10's size."""
+    row("variant", "ms a step", "s for 50,000 images", "warm-up, s")
+    for variant in TRAINING:
+        torch._dynamo.reset()
+        changes = {"fp32": {"precision": "fp32"}, "eager": {"engine": "eager"}}.get(variant.engine, {})
+        if variant.engine == "eager-bf16":
+            changes = {"engine": "eager", "precision": "bf16"}
+        settings = {"data": f"{__file__}:noise", "batch_size": batch_size, "validation_per_class": 10, "model": model}
+        plan = make_plan(load_recipe("cifar10/trades", {**settings, **changes}), torch.device("cuda"))
+        x = torch.rand(batch_size, 3, 32, 32, device="cuda")
+        y = torch.randint(10, (batch_size,), device="cuda")
+        controls = plan.policy.start(10).to(x.device)
+        random = torch.Generator("cuda").manual_seed(0)
+        with ExitStack() as stack:
+            for switch in variant.switches:
+                stack.enter_context(switch())
+            engine = make_engine(plan, plan.model.to("cuda"))
+            for count in (2, steps):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                for _ in range(count):
+                    engine.step(x, y, controls, random)
+                torch.cuda.synchronize()
+                each = (time.perf_counter() - began) / count
+        row(variant.name, f"{1e3 * each:.2f}", f"{each * -(-50_000 // batch_size):.2f}", f"{engine.warmup:.0f}")
+
+
+def noise(split: str = "train") -> tuple[np.ndarray, np.ndarray]:
+    """Images without meaning."""
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (1000, 3, 32, 32), dtype=np.uint8), np.arange(1000) % 10
+
+
+def row(*cells: str) -> None:
+    """One line of a table."""
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> None:
+    """Read what is wanted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["evaluate", "train"])
+    parser.add_argument("--weights", default="trades.safetensors")
+    parser.add_argument("--per-class", type=int)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--model", default="resnet18")
+    asked = parser.parse_args()
+    if asked.what == "evaluate":
+        evaluation(asked.weights, asked.per_class)
+    else:
+        training(asked.batch_size, asked.steps, asked.model)
+
+
+if __name__ == "__main__":
+    main()

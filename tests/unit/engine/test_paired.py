@@ -1,0 +1,52 @@
+"""Two batches in one pass of training are two passes."""
+
+# B batch
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from classwise.forward import both
+from classwise.models import digits_cnn, preact_resnet18, resnet18
+from classwise.training.compiled import paired
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(resnet18, (3, 8, 8)), (preact_resnet18, (3, 8, 8)), (lambda: digits_cnn(in_channels=1), (1, 8, 8))],
+    ids=["resnet18", "preact-resnet18", "digits-cnn"],
+)
+def test_a_pair_is_one_after_the_other(make: Callable[[], nn.Module], shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    model = make().train().double()
+    alone = copy.deepcopy(model)
+    together = paired(model)
+    x, x_adv = torch.rand(2, 5, *shape, dtype=torch.float64)
+    for _ in range(2):  # statistics of the first step are those the second starts from
+        first, second = together(torch.cat([x, x_adv])).chunk(2)
+        one, other = both(alone, x, x_adv)
+        assert torch.allclose(first, one, rtol=1e-9)
+        assert torch.allclose(second, other, rtol=1e-9)
+        for logits in ((first, second), (one, other)):
+            (logits[0].logsumexp(1) + 2 * logits[1].square().sum(1)).sum().backward()
+    for (name, mine), theirs in zip(model.named_parameters(), alone.parameters(), strict=True):
+        assert torch.allclose(mine.grad, theirs.grad, rtol=1e-7, atol=1e-9), name
+    for (name, mine), theirs in zip(model.named_buffers(), alone.buffers(), strict=True):
+        assert torch.allclose(mine, theirs), name
+    assert sum(p.numel() for p in together.parameters()) == sum(p.numel() for p in model.parameters())
+
+
+def test_a_pair_sees_what_the_optimizer_did() -> None:
+    torch.manual_seed(0)
+    model = resnet18().train()
+    together, x = paired(model), torch.rand(4, 3, 8, 8)
+    before = together(x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    assert not torch.allclose(together(x), before, atol=1e-4)
