@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from classwise.progress import Progress, Silent
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -44,3 +46,19 @@ def real_data(monkeypatch: pytest.MonkeyPatch) -> Path:
 def real_checkpoints() -> Path:
     """The folder of trained CIFAR-10 checkpoints, or a skip."""
     return _real("CLASSWISE_CHECKPOINTS", "checkpoints")
+
+
+class _StopAfter(Silent):
+    def __init__(self, amount: int) -> None:
+        self.left = amount
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self.left -= amount
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def stop_after() -> Callable[[int], Progress]:
+    """Makes a progress that interrupts, as Ctrl-C would, once more than so much is done."""
+    return _StopAfter

@@ -25,15 +25,12 @@ import torch
 from torch import Tensor
 
 from classwise.attacks.aimed import AimedAttack
+from classwise.attacks.apgd import LOOK, WORTH_LEAVING
 from classwise.attacks.losses import make_loss, margin
 from classwise.attacks.problem import Problem
 from classwise.errors import InputError
 from classwise.spec import Number
 
-LOOK = 5
-"""Steps between two looks at how many examples are broken: the host waits for the device only then."""
-WORTH_LEAVING = 0.1
-"""The share of a batch that must be broken before the rest goes on in a smaller one."""
 CANDIDATES = 9
 """Classes, the likeliest first, whose boundaries are measured."""
 

@@ -26,6 +26,8 @@ class Graphs:
         self.function = function
         self.calls: Counter[tuple[object, ...]] = Counter()
         self.captured: dict[tuple[object, ...], _Graph] = {}
+        self.memory: Any = None
+        """Shared by all shapes: no replay comes between a forward and its backward, and results are copied at once."""
         self.stamp = 0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -37,7 +39,8 @@ class Graphs:
                 return self.function(x)
             while len(self.captured) >= KEPT:
                 self.captured.pop(next(iter(self.captured)))
-            self.captured[key] = _Graph(self.function, x.detach(), differentiable)
+            self.memory = self.memory or torch.cuda.graph_pool_handle()
+            self.captured[key] = _Graph(self.function, x.detach(), differentiable, self.memory)
         graph = self.captured[key]
         self.stamp += 1
         return _replay(x, graph, self) if differentiable else graph.replay(x)
@@ -46,7 +49,7 @@ class Graphs:
 class _Graph:
     """The kernels of one shape, forward and, where it is differentiable, backward."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor, differentiable: bool) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor, differentiable: bool, memory: Any) -> None:
         self.x = x.clone().requires_grad_(differentiable)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -57,11 +60,11 @@ class _Graph:
                     torch.autograd.grad(out.sum(), self.x)
         torch.cuda.current_stream().wait_stream(stream)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.forward):
+        with torch.cuda.graph(self.forward, pool=memory):
             self.out = function(self.x)
         if differentiable:
             self.upstream = torch.empty_like(self.out)
-            with torch.cuda.graph(self.backward, pool=self.forward.pool()):
+            with torch.cuda.graph(self.backward, pool=memory):
                 (self.gradient,) = torch.autograd.grad(self.out, self.x, self.upstream)
         self.out = self.out.detach()
 

@@ -315,6 +315,7 @@ def _summary(
         "slack": ~seen["zero_gradient"] & ~((end > start) & (end >= (start + highest) / 2)),
         "survived": survived,
         "one_step": survived & seen["one_step"],
+        "shielded": ~survived & ~seen["one_step"],
         "unreached": ~seen["broken"][:, -1],
         "black_box": seen["black_box"],
     }

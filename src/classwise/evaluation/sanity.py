@@ -166,6 +166,13 @@ _RULES = (
         "survives it is no evidence of robustness.",
     ),
     _Rule(
+        code="single-step-shield",
+        count="shielded",
+        allowed=0.5,
+        text="{share} images{where} withstand a single step of the whole radius and fall to many small ones: the model "
+        "seems to have been fitted to single steps (catastrophic overfitting), and what withstands one proves nothing.",
+    ),
+    _Rule(
         code="unreached",
         count="unreached",
         text="{share} images{where} keep their label even where every image is allowed (eps = {whole}): an attack that "

@@ -39,6 +39,8 @@ class ClassProbe(Part):
     """The label outlives many steps on either of two losses within eps."""
     one_step: int
     """It does, but not a single step of the whole radius."""
+    shielded: int = 0
+    """It outlives a single step of the whole radius, but not many smaller ones."""
     black_box: int
     """It does, but not a short attack that sees no gradient."""
     unreached: int

@@ -13,7 +13,8 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
 
@@ -110,7 +111,7 @@ class CompiledEngine(Engine):
     def step(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> tuple[LossTerms, Tensor]:
         if self.captured is None and not self.failed:
             self._capture(x, y, controls, generator)
-        if self.captured is None or x.shape != self.captured.x.shape:
+        if self.captured is None or not self.captured.fits(x, controls):
             return Engine.step(self, x, y, controls, generator)
         terms, loss = self.captured.replay(x, y, controls)
         self.update()
@@ -143,42 +144,46 @@ class _Step:
         self.controls = replace(
             controls, **{part.name: getattr(controls, part.name).clone() for part in _tensors(controls)}
         )
-        model = engine.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        twin = twin_of(model, x, lowered=engine.precision == "bf16", few_kernels=False)
+        self.model = engine.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if engine.average is not None:
+            engine.average.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        twin = twin_of(self.model, x, lowered=engine.precision == "bf16", few_kernels=False)
         if twin is None:
             raise TypeError("the model has no faster twin")
-        self.twin = twin
-        self.stand = Stand(model, twin, engine.precision, x.device)
-        before = {name: value.clone() for name, value in model.state_dict().items()}
-        state = generator.get_state() if isinstance(generator, torch.Generator) else None
-        stream = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
+        self.twin, self.stand = twin, Stand(self.model, twin, engine.precision, x.device)
+        self.graph = torch.cuda.CUDAGraph()
+        with _rehearsal(self.model, generator):
+            self._capture(generator)
+
+    def _capture(self, generator: Randomness) -> None:
+        stream = torch.cuda.Stream(self.x.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARMUP):
-                engine.optimizer.zero_grad(set_to_none=True)
+                self.engine.optimizer.zero_grad(set_to_none=True)
                 self._work(generator)
         torch.cuda.current_stream().wait_stream(stream)
-        engine.optimizer.zero_grad(set_to_none=True)
-        self.graph = torch.cuda.CUDAGraph()
+        self.engine.optimizer.zero_grad(set_to_none=True)
         if isinstance(generator, torch.Generator):
             self.graph.register_generator_state(generator)
         with torch.cuda.graph(self.graph):
             self.terms, self.loss = self._work(generator)
-        self.gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-        # The steps so far were a rehearsal: what they changed is taken back.
-        model.load_state_dict(before)
-        if isinstance(generator, torch.Generator) and state is not None:
-            generator.set_state(state)
+        self.gradients = [(parameter, parameter.grad) for parameter in self.model.parameters()]
 
     def _work(self, generator: Randomness) -> tuple[LossTerms, Tensor]:
-        self.engine.model.train()
+        self.model.train()
         self.stand.train()
-        self.twin.refresh(self.engine.model)
+        self.twin.refresh(self.model)
         terms = self.engine.objective(self.stand, self.x, self.y, self.controls, generator=generator)
         loss = reduce(terms, self.y, self.controls)
         loss.backward()  # type: ignore[no-untyped-call]
         parts = {part.name: getattr(terms, part.name).detach() for part in _tensors(terms)}
         return replace(terms, **parts), loss.detach()
+
+    def fits(self, x: Tensor, controls: ClassControls) -> bool:
+        """Whether a batch and its controls are of the shape of the buffers."""
+        mine, theirs = ([part.name for part in _tensors(one)] for one in (self.controls, controls))
+        return x.shape == self.x.shape and mine == theirs
 
     def replay(self, x: Tensor, y: Tensor, controls: ClassControls) -> tuple[LossTerms, Tensor]:
         """The same on another batch. Results and gradients are overwritten by the next."""
@@ -192,5 +197,21 @@ class _Step:
         return self.terms, self.loss
 
 
+@contextmanager
+def _rehearsal(model: nn.Module, generator: Randomness) -> Iterator[None]:
+    """What is done in here to a model's weights, its statistics and a generator is taken back."""
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = generator.get_state() if isinstance(generator, torch.Generator) else None
+    try:
+        yield
+    finally:
+        model.load_state_dict(before)
+        if isinstance(generator, torch.Generator) and state is not None:
+            generator.set_state(state)
+
+
 def _tensors(record: ClassControls | LossTerms) -> list[Field[Any]]:
-    return [part for part in fields(record) if isinstance(getattr(record, part.name), Tensor)]
+    """The fields of a step that hold tensors; which classes the next batches are drawn from is not its business."""
+    return [
+        part for part in fields(record) if part.name != "sampling" and isinstance(getattr(record, part.name), Tensor)
+    ]

@@ -39,8 +39,10 @@ class SGD(OptimizerSettings):
             raise InputError("nesterov needs a momentum above 0")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        parameters = list(parameters)
         return torch.optim.SGD(
             parameters,
+            fused=_on_gpu(parameters),
             lr=self.lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
@@ -59,10 +61,16 @@ class Adam(OptimizerSettings):
         _check(self.lr, self.weight_decay)
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay)
+        parameters = list(parameters)
+        return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=_on_gpu(parameters))
 
 
 OPTIMIZERS: Mapping[str, type[OptimizerSettings]] = {"sgd": SGD, "adam": Adam}
+
+
+def _on_gpu(parameters: list[nn.Parameter]) -> bool:
+    """Whether one kernel can move them all."""
+    return all(parameter.is_cuda for parameter in parameters)
 
 
 def _check(lr: float, weight_decay: float) -> None:

@@ -238,3 +238,54 @@ def test_an_attack_may_bring_its_own_radius(runs: Path, tmp_path: Path) -> None:
     code, out, _ = invoke("evaluate", *arguments, "--out", tmp_path / "out")
     assert code == 0
     assert "L2 eps = 0.1" in out
+
+
+def test_several_seeds_train_side_by_side(tmp_path: Path) -> None:
+    quick = ["-o", "epochs=1", "--out", tmp_path / "runs"]
+    code, out, _ = invoke("train", "digits/standard", "--seeds", "3,1", *quick)
+    assert code == 0
+    assert out.count("best epoch 1 of 1") == 2
+    for seed in (3, 1):
+        assert f"--model {tmp_path / 'runs' / f'seed-{seed}'} " in out
+        asked = json.loads((tmp_path / "runs" / f"seed-{seed}" / "run.json").read_text(encoding="utf-8"))
+        assert asked["training"]["asked"]["seed"] == seed
+    code, out, _ = invoke("train", "digits/standard", "--seeds", "3,1", *quick, "--resume", "--json")
+    assert code == 0
+    assert [Path(answer["directory"]).name for answer in json.loads(out)] == ["seed-3", "seed-1"]
+    code, _, err = invoke("train", "digits/standard", "--seeds", "1,two", *quick)
+    assert code == 2
+    assert err == "error: seeds are whole numbers like 0,1,2, not '1,two'\n"
+
+
+def test_a_fast_evaluation_tells_its_audit(runs: Path, tmp_path: Path) -> None:
+    attack = ["--model", runs / "madry", "--data", "digits", "--eps", "0.1", "--attack", "fast:steps=5,queries=40"]
+    code, out, _ = invoke("evaluate", *attack, "--per-class", 20, "--out", tmp_path / "fast")
+    assert code == 0
+    assert "near-misses" in out
+    assert "the nearest misses" in out
+    audit = load_report(tmp_path / "fast").attacks["fast"].audit
+    assert audit is not None
+    assert f"Audit: of {audit.left:,} examples that the cascade left" in out
+    code, out, _ = invoke("evaluate", *attack, "--per-class", 5, "--exhaustive", "--out", tmp_path / "all")
+    assert code == 0
+    assert "Audit:" not in out
+    assert "ensemble-square" in out
+
+
+def test_an_evaluation_may_stop_when_the_worst_class_is_known(runs: Path, tmp_path: Path) -> None:
+    asked = ["--model", runs / "madry", "--data", "digits", "--eps", "0.1", "--attack", "fgsm"]
+    code, out, _ = invoke("evaluate", *asked, "--until-worst-ci", 14, "--out", tmp_path / "soon")
+    assert code == 0
+    assert "Drawn until the worst class is known to 14.0 points" in out
+    code, _, err = invoke("evaluate", *asked, "--until-worst-ci", 0, "--out", tmp_path / "never")
+    assert code == 2
+    assert err == "error: until_worst_ci is in percentage points, above 0 and below 50, got 0.0\n"
+
+
+def test_an_unknown_engine_is_one_line(runs: Path, tmp_path: Path) -> None:
+    asked = ["--model", runs / "madry", "--data", "digits", "--engine", "warp", "--out", tmp_path / "out"]
+    code, _, err = invoke("evaluate", *asked)
+    assert code == 2
+    assert "engine" in err
+    assert "compiled" in err
+    assert err.count("\n") == 1

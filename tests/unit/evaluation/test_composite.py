@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from classwise.attacks.problem import Problem
 from classwise.data import load_data, to_float
 from classwise.errors import InputError
 from classwise.noise import ExampleNoise
-from classwise.progress import Silent
+from classwise.progress import Progress
 from classwise.verdicts import NATURAL, Verdicts
 
 EPS = 0.1
@@ -43,16 +43,6 @@ class Ladder(BallAttack):
 
     def perturb(self, problem: Problem) -> Tensor:
         raise AssertionError("an evaluation runs the stages itself")
-
-
-class StopAfter(Silent):
-    def __init__(self, examples: int) -> None:
-        self.left = examples
-
-    def advance(self, amount: int = 1, note: str = "") -> None:
-        self.left -= amount
-        if self.left < 0:
-            raise KeyboardInterrupt
 
 
 def test_stages_work_on_what_the_stages_before_left(model: nn.Module) -> None:
@@ -120,7 +110,7 @@ def test_an_attack_named_twice_is_refused(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("stop", [100, 800, 1500, 2200])
 def test_interrupted_anywhere_it_resumes_to_the_same_table(
-    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, stop_after: Callable[[int], Progress]
 ) -> None:
     monkeypatch.setattr("classwise.evaluation.work.SAVE_SECONDS", 0.0)
     settings = {
@@ -130,7 +120,7 @@ def test_interrupted_anywhere_it_resumes_to_the_same_table(
     }
     whole = cw.evaluate(model, "digits", **settings)
     with pytest.raises(KeyboardInterrupt):
-        cw.evaluate(model, "digits", out=tmp_path / "cut", progress=StopAfter(stop), **settings)
+        cw.evaluate(model, "digits", out=tmp_path / "cut", progress=stop_after(stop), **settings)
     partial, _ = Verdicts.load(tmp_path / "cut" / "verdicts.parquet")
     assert not partial.complete
     resumed = cw.evaluate(model, "digits", out=tmp_path / "cut", resume=True, **settings)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from classwise.attacks import FGSM, PGD, BallAttack
 from classwise.attacks.problem import Problem
 from classwise.data import load_data, to_float
 from classwise.errors import InputError
-from classwise.progress import Silent
+from classwise.progress import Progress
 from classwise.verdicts import Verdicts
 
 EPS = 0.1
@@ -159,18 +160,8 @@ def test_a_break_outside_the_ball_never_counts(model: nn.Module) -> None:
     assert any("outside the allowed ball" in finding.text for finding in report.sanity.findings)
 
 
-class StopAfter(Silent):
-    def __init__(self, examples: int) -> None:
-        self.left = examples
-
-    def advance(self, amount: int = 1, note: str = "") -> None:
-        self.left -= amount
-        if self.left < 0:
-            raise KeyboardInterrupt
-
-
 def test_interrupted_evaluation_resumes_to_the_same_verdicts(
-    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: Callable[[int], Progress]
 ) -> None:
     monkeypatch.setattr("classwise.evaluation.work.SAVE_SECONDS", 0.0)
     settings = {"attacks": ["pgd:steps=2", "pgd:steps=3"], "eps": EPS, "batch_size": 50}
@@ -179,7 +170,7 @@ def test_interrupted_evaluation_resumes_to_the_same_verdicts(
     for stop in (300, 1000, 1700):
         out = tmp_path / str(stop)
         with pytest.raises(KeyboardInterrupt):
-            cw.evaluate(model, "digits", out=out, progress=StopAfter(stop), **settings)
+            cw.evaluate(model, "digits", out=out, progress=stop_after(stop), **settings)
         partial, _ = Verdicts.load(out / "verdicts.parquet")
         assert not partial.complete
         assert not (out / "report.json").exists()
@@ -313,10 +304,12 @@ def test_evaluating_on_the_training_images_is_called_out(run: Path) -> None:
     assert not cw.evaluate(str(run), "digits", **settings).sanity.findings
 
 
-def test_interruption_saves_what_is_decided(model: nn.Module, tmp_path: Path) -> None:
+def test_interruption_saves_what_is_decided(
+    model: nn.Module, tmp_path: Path, stop_after: Callable[[int], Progress]
+) -> None:
     """Also between the regular savings."""
     with pytest.raises(KeyboardInterrupt):
-        cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, batch_size=50, out=tmp_path, progress=StopAfter(900))
+        cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, batch_size=50, out=tmp_path, progress=stop_after(900))
     partial, _ = Verdicts.load(tmp_path / "verdicts.parquet")
     assert (partial.natural != -1).all()
     assert 100 < (partial.attacks["fgsm"] != -1).sum() < 500

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from classwise.errors import InputError
 from classwise.evaluation import evaluate, work
 from classwise.evaluation.fast import NEAREST_OF_CLASS, at_most, nearest, sample
 from classwise.models.load import load_model
-from classwise.progress import Silent
+from classwise.progress import Progress
 from classwise.verdicts import NATURAL
 
 EPS = 0.12
@@ -159,22 +160,14 @@ def test_batches_and_engines_do_not_matter(run: Path, whole: cw.ClassReport, bat
     assert (again.model["searched"] == "as it is") == (engine == "eager")
 
 
-class StopAfter(Silent):
-    def __init__(self, examples: int) -> None:
-        self.left = examples
-
-    def advance(self, amount: int = 1, note: str = "") -> None:
-        self.left -= amount
-        if self.left < 0:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("after", [150, 420])
-def test_an_interrupted_cascade_goes_on(run: Path, whole: cw.ClassReport, tmp_path: Path, after: int) -> None:
+def test_an_interrupted_cascade_goes_on(
+    run: Path, whole: cw.ClassReport, tmp_path: Path, after: int, stop_after: Callable[[int], Progress]
+) -> None:
     settings: dict[str, Any] = {"attacks": [f"fast:{SHORT}", "pgd:restarts=2"], "eps": EPS, "per_class": 12}
     settings |= {"engine": "eager", "out": tmp_path / "out", "batch_size": 10}
     with pytest.raises(KeyboardInterrupt):
-        cw.evaluate(run, "digits", **settings, progress=StopAfter(after))
+        cw.evaluate(run, "digits", **settings, progress=stop_after(after))
     report = cw.evaluate(run, "digits", **settings, resume=True)
     assert report.verdicts is not None
     assert whole.verdicts is not None

@@ -462,3 +462,26 @@ def test_what_the_verdicts_tell() -> None:
 def test_probes_survive_the_file(models: dict[str, nn.Module]) -> None:
     sanity = Sanity(probes=probe(models["standard"]), findings=[Finding(severity="info", text="well")])
     assert Sanity.model_validate_json(sanity.model_dump_json()) == sanity
+
+
+class Shield(nn.Module):
+    """Safe at the image and at the end of a single step of the whole radius, and nowhere in between."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        moved = (x.mean((1, 2, 3)) - 0.5).abs()
+        margin = 1 - 3 * (-((moved - self.eps / 2) / (self.eps / 4)).square()).exp() + 0.1 * x[:, 0, 0, 0]
+        return torch.stack([margin, torch.zeros_like(margin)], 1)
+
+
+def test_a_shield_against_single_steps_is_told() -> None:
+    """As a model shows that overfits to FGSM: one step of the whole radius proves nothing."""
+    x = 0.5 + 0.01 * torch.rand(60, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    report = cw.evaluate(Shield(0.2), (x, torch.zeros(60, dtype=torch.int64)), attacks=["fgsm", "pgd"], eps=0.2)
+    assert report["fgsm"].overall.value == 100
+    assert report["pgd"].overall.value < 20
+    codes = [finding.code for finding in report.sanity.findings if finding.severity == "warning"]
+    assert "single-step-shield" in codes

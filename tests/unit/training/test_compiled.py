@@ -15,11 +15,13 @@ from torch import Tensor
 
 import classwise as cw
 from classwise.api import make_plan
+from classwise.engine import twin_of
 from classwise.recipes import load_recipe
-from classwise.training.compiled import CompiledEngine
+from classwise.training import compiled
+from classwise.training.compiled import CompiledEngine, Stand
 from classwise.training.engine import Engine
 from classwise.training.loop import Plan, make_engine
-from classwise.types import ClassControls, ClassStats, LossTerms
+from classwise.types import ClassControls, ClassStats, LossTerms, reduce
 
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: elsewhere a step is eager")
@@ -43,6 +45,42 @@ def test_warming_up_is_told_apart(tmp_path: Path) -> None:
     assert run.outcome.history[0]["warmup"] == 0.0
 
 
+@pytest.mark.parametrize("recipe", ["digits/trades", "digits/madry", "digits/standard"])
+@pytest.mark.parametrize("model", ["digits-cnn", "resnet18"])
+def test_the_stand_in_gives_the_objective_its_losses_and_gradients(
+    recipe: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twin, pairs and modes, without the compiler and the graph."""
+    monkeypatch.setattr(compiled, "compiled", lambda function: function)
+    plan = plan_for(recipe, model=model)
+    rows = plan.train[:8]
+    x, y = (
+        torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)),
+        torch.from_numpy(plan.images.labels[rows]),
+    )
+    controls = ClassControls.uniform(plan.num_classes)
+    found = []
+    for stands in (False, True):
+        own = copy.deepcopy(plan.model).train()
+        asked: Any = own
+        if stands:
+            twin = twin_of(own, x, lowered=False, few_kernels=False)
+            assert twin is not None
+            asked = Stand(own, twin, "fp32", CPU)
+            twin.refresh(own)
+        terms = plan.objective(asked, x, y, controls, generator=torch.Generator().manual_seed(0))
+        loss = reduce(terms, y, controls)
+        loss.backward()
+        assert own.training
+        found.append((loss.detach(), [parameter.grad for parameter in own.parameters()], list(own.buffers())))
+    (loss, gradients, buffers), (same, others, statistics) = found
+    assert torch.allclose(loss, same, rtol=1e-4)
+    for mine, theirs in zip(gradients, others, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-2, atol=1e-3 * float(mine.abs().amax()) + 1e-7)
+    for mine, theirs in zip(buffers, statistics, strict=True):
+        assert torch.allclose(mine.float(), theirs.float(), rtol=1e-3, atol=1e-5)
+
+
 # On a GPU
 
 
@@ -51,8 +89,8 @@ def pair(**changes: Any) -> tuple[Plan, Engine, CompiledEngine]:
     plan = plan_for(device="cuda", batch_size=64, **changes)
     assert plan.engine == "compiled"
     model = plan.model.to("cuda")
-    compiled = make_engine(plan, copy.deepcopy(model))
-    assert isinstance(compiled, CompiledEngine)
+    fast = make_engine(plan, copy.deepcopy(model))
+    assert isinstance(fast, CompiledEngine)
     eager = Engine(
         model=copy.deepcopy(model),
         objective=plan.objective,
@@ -63,7 +101,7 @@ def pair(**changes: Any) -> tuple[Plan, Engine, CompiledEngine]:
         clip=plan.clip,
     )
     eager.optimizer = plan.optimizer.build(eager.model.parameters())
-    return plan, eager, compiled
+    return plan, eager, fast
 
 
 def batch(plan: Plan, size: int = 64, start: int = 0) -> tuple[Tensor, Tensor]:
@@ -86,60 +124,60 @@ def parameters(engine: Engine) -> Tensor:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("recipe", ["digits/trades", "digits/madry", "digits/standard"])
 def test_one_step_is_the_eager_step(recipe: str, precision: str) -> None:
-    plan, eager, compiled = pair(recipe=recipe, precision=precision)
+    plan, eager, fast = pair(recipe=recipe, precision=precision)
     x, y = batch(plan)
     before = parameters(eager)
-    (_, loss), (_, same) = step(eager, plan, x, y), step(compiled, plan, x, y)
-    assert compiled.captured is not None
+    (_, loss), (_, same) = step(eager, plan, x, y), step(fast, plan, x, y)
+    assert fast.captured is not None
     tolerance = 1e-3 if precision == "fp32" else 3e-2
     assert float(same) == pytest.approx(float(loss), rel=tolerance)
-    moved, other = parameters(eager) - before, parameters(compiled) - before
+    moved, other = parameters(eager) - before, parameters(fast) - before
     cosine = torch.nn.functional.cosine_similarity(moved, other, dim=0)
     assert float(cosine) > (0.999 if precision == "fp32" else 0.95)
-    for (name, mine), (_, theirs) in zip(eager.model.named_buffers(), compiled.model.named_buffers(), strict=True):
+    for (name, mine), (_, theirs) in zip(eager.model.named_buffers(), fast.model.named_buffers(), strict=True):
         assert torch.allclose(mine.float(), theirs.float(), rtol=tolerance, atol=tolerance), name
 
 
 @needs_gpu
 def test_nothing_is_baked_in() -> None:
     """Learning rate, controls, batch and noise of a replay are those of the call."""
-    plan, _, compiled = pair(recipe="digits/madry", optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.0})
+    plan, _, fast = pair(recipe="digits/madry", optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.0})
     x, y = batch(plan)
-    losses = [float(step(compiled, plan, x, y)[1])]
-    for group in compiled.optimizer.param_groups:
+    losses = [float(step(fast, plan, x, y)[1])]
+    for group in fast.optimizer.param_groups:
         group["lr"] = 0.0
-    rest = parameters(compiled)
+    rest = parameters(fast)
     generator = torch.Generator("cuda").manual_seed(0)
     controls = ClassControls.uniform(plan.num_classes).to(x.device)
-    losses = [float(compiled.step(x, y, controls, generator)[1]) for _ in range(3)]
-    assert torch.equal(parameters(compiled), rest)
+    losses = [float(fast.step(x, y, controls, generator)[1]) for _ in range(3)]
+    assert torch.equal(parameters(fast), rest)
     assert len(set(losses)) == 3  # another random start every time
-    half = step(compiled, plan, x, y, weight_adv=torch.full((plan.num_classes,), 0.5))[1]
-    whole = step(compiled, plan, x, y)[1].clone()
+    half = step(fast, plan, x, y, weight_adv=torch.full((plan.num_classes,), 0.5))[1]
+    whole = step(fast, plan, x, y)[1].clone()
     assert float(half) == pytest.approx(0.5 * sum(losses) / 3, rel=0.05)
     assert float(whole) == pytest.approx(sum(losses) / 3, rel=0.05)
-    other = step(compiled, plan, *batch(plan, start=64))[1]
+    other = step(fast, plan, *batch(plan, start=64))[1]
     assert float(other) != float(whole)
 
 
 @needs_gpu
 def test_a_batch_of_another_size_takes_the_eager_step_and_the_next_is_replayed() -> None:
-    plan, eager, compiled = pair()
+    plan, eager, fast = pair()
     sizes = (64, 64, 40, 64)
     for number, size in enumerate(sizes):
         x, y = batch(plan, size, start=64 * number)
-        loss, same = (float(step(engine, plan, x, y, seed=number)[1]) for engine in (eager, compiled))
+        loss, same = (float(step(engine, plan, x, y, seed=number)[1]) for engine in (eager, fast))
         assert same == pytest.approx(loss, rel=0.03)
-    apart = parameters(eager) - parameters(compiled)
+    apart = parameters(eager) - parameters(fast)
     assert float(apart.norm() / parameters(eager).norm()) < 0.02
 
 
 @needs_gpu
 def test_statistics_come_out_of_a_replay() -> None:
-    plan, eager, compiled = pair()
+    plan, eager, fast = pair()
     x, y = batch(plan)
     found = []
-    for engine in (eager, compiled):
+    for engine in (eager, fast):
         stats = ClassStats.zeros(plan.num_classes, "cuda")
         stats.update(step(engine, plan, x, y)[0], y)
         found.append(stats.cpu())
@@ -154,13 +192,13 @@ def test_a_policy_that_looks_at_batches_trains_eagerly_with_a_warning(tmp_path: 
         def on_batch(self, terms: LossTerms, y: Tensor) -> ClassControls | None:
             return None
 
-    plan, _, compiled = pair()
-    compiled.policy = Looking()
+    plan, _, fast = pair()
+    fast.policy = Looking()
     with pytest.warns(UserWarning, match="runs eagerly: .*looks at every batch"):
-        step(compiled, plan, *batch(plan))
+        step(fast, plan, *batch(plan))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        step(compiled, plan, *batch(plan))
+        step(fast, plan, *batch(plan))
 
 
 @needs_gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 
 import classwise as cw
 from classwise.errors import Diverged, InputError
-from classwise.progress import Silent
+from classwise.progress import Progress
 from classwise.recipes import load_recipe
 
 SHORT: dict[str, Any] = {"epochs": 2, "validation_per_class": 10, "batch_size": 200}
@@ -45,21 +46,11 @@ def test_together_is_alone(tmp_path: Path) -> None:
     assert not same(runs[0].directory, runs[1].directory)
 
 
-class StopAfter(Silent):
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def advance(self, amount: int = 1, note: str = "") -> None:
-        self.left -= amount
-        if self.left < 0:
-            raise KeyboardInterrupt
-
-
-def test_together_goes_on_after_an_interruption(tmp_path: Path) -> None:
+def test_together_goes_on_after_an_interruption(tmp_path: Path, stop_after: Callable[[int], Progress]) -> None:
     recipes = {tmp_path / str(seed): load_recipe("digits/trades", {**SHORT, "seed": seed}) for seed in (0, 1)}
     steps = len(range(0, 1000, 200)) * 3
     with pytest.raises(KeyboardInterrupt):
-        cw.train_together(recipes, progress=StopAfter(steps))
+        cw.train_together(recipes, progress=stop_after(steps))
     runs = cw.train_together(recipes, resume=True)
     for run, recipe in zip(runs, recipes.values(), strict=True):
         alone = cw.train(recipe, out=tmp_path / f"alone-{run.directory.name}")
