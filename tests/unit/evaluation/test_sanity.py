@@ -312,7 +312,8 @@ def test_a_linear_model_is_measured_exactly(norm: str) -> None:
 def test_the_batch_size_changes_nothing(models: dict[str, nn.Module]) -> None:
     whole, parts = probe(models["madry"]), probe(models["madry"], batch_size=7)
     rounded = {"steps", "company", "tremor", "output", "repeated"}
-    assert parts.model_dump(exclude=rounded) == whole.model_dump(exclude=rounded)
+    ahead = {"forwards"}  # a smaller batch leaves room for queries ahead of time, some of them in vain
+    assert parts.model_dump(exclude=rounded | ahead) == whole.model_dump(exclude=rounded | ahead)
     for one, other in zip(whole.steps, parts.steps, strict=True):
         assert one.log_odds == pytest.approx(other.log_odds, rel=1e-4)
     assert [part.step for part in whole.steps] == list(SHOWN)
