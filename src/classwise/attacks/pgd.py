@@ -4,8 +4,9 @@ With ``loss=margin`` it is the attack that the WAT paper and much of the field c
 
 Deviations
 * The step size defaults to 2.5 · eps / steps, so that the walk can cross the ball at any number of steps.
-* Further restarts go only to examples the earlier ones did not break, and the last iterate is returned, as the
-  other libraries do; an example broken on the way may therefore come back unbroken.
+* Further restarts go only to examples the earlier ones did not break, and of what none breaks the nearest to it comes
+  back. Each ends at its last iterate, as in the other libraries; an example broken on the way may therefore come back
+  unbroken.
 """
 
 # B batch, K classes
