@@ -1,4 +1,4 @@
-"""The verdict of AutoAttack in a hundredth of its time: cheap attacks first, the dear ones where there is reason to.
+"""Made for the verdict of AutoAttack at a small part of its cost: the dear attacks only where there is reason to.
 
 1. ``margin``: ten steps away from the label, on every example.
 2. ``targets``: twelve steps towards each of the three nearest classes, on what is left.

@@ -1,6 +1,6 @@
 """Projected gradient descent (Madry et al. 2018): x' ← Π(x' + α · steepest ascent of the loss).
 
-With ``loss=margin`` it is the attack that the WAT paper and much of the field call CW (``cw`` in the registry).
+With ``loss=margin`` it is the attack that the WAT paper and much of the field call CW (``cw-pgd`` in the registry).
 
 Deviations
 * The step size defaults to 2.5 · eps / steps, so that the walk can cross the ball at any number of steps.

@@ -112,7 +112,7 @@ class Branching(nn.Module):
 
 
 class Frozen(nn.Module):
-    """Draws its noise where a trace would bake it in, and only sometimes: one look in evaluation mode is not enough."""
+    """Draws its noise where a trace bakes it in: the traced copy always gives the same answer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1)[:, :10] * (1 + torch.rand(1))
