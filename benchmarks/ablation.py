@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -110,7 +110,11 @@ TRAINING = (
     Variant("everything on"),
     Variant("no torch.compile", (changed(compiled, "compiled", as_it_is),)),
     Variant("two passes instead of a pair", (changed(compiled.Stand, "both", None),)),
-    Variant("no folding in the attack", (changed(twin, "_WAYS", ("as it is", "as it is")),)),
+    Variant("no folding in the attack", (changed(twin, "_WAYS", ("as it is",)),)),
+    Variant("no fused kernels in the attack", (changed(twin, "_WAYS", ("folded", "as it is")),)),
+    Variant("logits by cuBLAS", (changed(twin, "FEW", 0),)),
+    Variant("no fused losses and steps", (changed(compiled, "fusing", nullcontext),)),
+    Variant("cuDNN's guess of the fastest kernels", (changed(compiled, "_measured_kernels", nullcontext),)),
     Variant("float32", engine="fp32"),
     Variant("no CUDA graph, no twin: eager bf16", engine="eager-bf16"),
     Variant("eager float32 (TF32)", engine="eager"),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from classwise.errors import InputError, unknown
+from classwise.fusing import fusible
 from classwise.noise import Noise
 from classwise.spec import parse_number
 
@@ -102,8 +103,9 @@ class Ball:
 
     def step(self, x: Tensor, gradient: Tensor, size: float) -> Tensor:
         """One step of steepest ascent in this norm, projected back. A zero gradient moves nothing."""
-        direction = gradient.sign() if self.norm == "Linf" else unit(gradient)
-        return self.project(torch.addcmul(x, size * self.stretch, direction))
+        if self.norm == "Linf":
+            return _sign_step(x, gradient, size, self.stretch, self.low, self.high)
+        return self.project(torch.addcmul(x, size * self.stretch, unit(gradient)))
 
     def start(self, how: Start, noise: Noise) -> Tensor:
         """A starting point: uniform in the ball, the centre with a little Gaussian noise, or the centre."""
@@ -130,6 +132,11 @@ class Ball:
         flat = x.flatten(1)
         boxed = (flat.amin(1) >= -TOLERANCE) & (flat.amax(1) <= 1 + TOLERANCE)
         return inside & boxed & flat.isfinite().all(1)
+
+
+@fusible
+def _sign_step(x: Tensor, gradient: Tensor, size: float, stretch: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return torch.addcmul(x, size * stretch, gradient.sign()).clamp(low, high)
 
 
 def length(x: Tensor) -> Tensor:

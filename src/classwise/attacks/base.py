@@ -13,7 +13,7 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor, nn
 
-from classwise.attacks.problem import Problem
+from classwise.attacks.problem import Problem, Tally
 from classwise.errors import InputError
 from classwise.forward import device_of, dtype_of, frozen, logits_of
 from classwise.noise import ExampleNoise, Noise, Randomness, SharedNoise
@@ -110,7 +110,8 @@ class BallAttack(ABC):
         with torch.inference_mode(False), torch.enable_grad(), frozen(model):
             found = self.perturb(problem).detach() if len(x) else problem.ball.centre
             finite = found.flatten(1).isfinite().all(1).view(-1, *[1] * (x.dim() - 1))
-            return problem.ball.project(torch.where(finite, found, problem.ball.centre)).to(x.device), problem.effort
+            result = problem.ball.project(torch.where(finite, found, problem.ball.centre))
+            return result.to(x.device), problem.tally.effort
 
     @final
     def bind(self, model: nn.Module) -> Callable[..., Tensor]:
@@ -147,7 +148,7 @@ class BallAttack(ABC):
                 ball=self.threat.ball(x.detach().clone().to(device), eps_scale),
                 y=y.clone().to(device),
                 noise=noise,
-                effort=Effort.none(len(x), device),
+                tally=Tally(len(x), device),
                 rows=torch.arange(len(x), device=device),
                 targets=None if targets is None else targets.clone().to(device),
                 slack=getattr(model, "slack", 0.0),

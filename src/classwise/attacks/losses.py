@@ -12,6 +12,7 @@ from torch import Tensor
 
 from classwise.attacks.problem import Problem
 from classwise.errors import InputError
+from classwise.fusing import fusible
 
 LossName = Literal["ce", "margin", "dlr", "kl"]
 Loss = Callable[[Tensor], Tensor]
@@ -25,11 +26,12 @@ def log_odds(y: Tensor) -> Loss:
     gradient, but it never goes flat: where p_y rounds to one (a margin of 17 in float32), cross-entropy loses the
     gradient of the true logit, and at a margin of 100 the rest of it.
     """
+    return lambda logits: _log_odds(logits, y)
 
-    def loss(logits: Tensor) -> Tensor:
-        return _others(logits, y).logsumexp(1) - _at(logits, y)
 
-    return loss
+@fusible
+def _log_odds(logits: Tensor, y: Tensor) -> Tensor:
+    return _others(logits, y).logsumexp(1) - _at(logits, y)
 
 
 def margin(y: Tensor) -> Loss:
@@ -55,7 +57,12 @@ def dlr(y: Tensor) -> Loss:
 def divergence(reference: Tensor) -> Loss:
     """KL(p(x) ‖ p(x')) from the clean logits (B, K), computed once. Its gradient vanishes at x' = x."""
     log_p = reference.log_softmax(1)
-    return lambda logits: (log_p.exp() * (log_p - logits.log_softmax(1))).sum(1)
+    return lambda logits: _divergence(logits, log_p)
+
+
+@fusible
+def _divergence(logits: Tensor, log_p: Tensor) -> Tensor:
+    return (log_p.exp() * (log_p - logits.log_softmax(1))).sum(1)
 
 
 def targeted_log_odds(aim: Tensor) -> Loss:

@@ -22,6 +22,35 @@ Forward = Callable[[Tensor], Tensor]
 """Images (B, C, H, W) to logits (B, K)."""
 
 
+class Tally:
+    """The passes of every example of a batch, added up on the host as long as the same ones are asked."""
+
+    def __init__(self, size: int, device: torch.device | str) -> None:
+        self._settled = Effort.none(size, device)
+        self._rows: Tensor | None = None
+        self._forwards = self._backwards = 0
+
+    def add(self, rows: Tensor, *, forwards: int, backwards: int = 0) -> None:
+        """Some examples, by their places, were asked so often."""
+        if rows is not self._rows:
+            self._settle()
+            self._rows = rows
+        self._forwards += forwards
+        self._backwards += backwards
+
+    @property
+    def effort(self) -> Effort:
+        """What came together."""
+        self._settle()
+        return self._settled
+
+    def _settle(self) -> None:
+        if self._rows is not None:
+            self._settled.forwards.index_add_(0, self._rows, torch.full_like(self._rows, self._forwards))
+            self._settled.backwards.index_add_(0, self._rows, torch.full_like(self._rows, self._backwards))
+        self._rows, self._forwards, self._backwards = None, 0, 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """The examples an algorithm works on."""
@@ -32,7 +61,7 @@ class Problem:
     y: Tensor
     """(B,) true labels."""
     noise: Noise
-    effort: Effort
+    tally: Tally
     """Of the whole batch, whatever part of it is left here."""
     rows: Tensor
     """(B,) places of these examples in the whole batch."""
@@ -62,7 +91,7 @@ class Problem:
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits without a gradient. ``x`` may hold Q queries an example: (B · Q, C, H, W), example by example."""
-        self._count(self.effort.forwards, len(x) // len(self))
+        self.tally.add(self.rows, forwards=len(x) // len(self))
         with torch.no_grad():
             return self._answers(x)
 
@@ -71,12 +100,11 @@ class Problem:
 
         The sum is differentiated, not the mean: gradients of single examples must not shrink with the batch.
         """
-        self._count(self.effort.forwards)
-        self._count(self.effort.backwards)
+        self.tally.add(self.rows, forwards=1, backwards=1)
         x = x.detach().requires_grad_()
         logits = self._answers(x)
         losses = loss(logits)
-        (gradient,) = torch.autograd.grad(losses.sum(), x)
+        (gradient,) = torch.autograd.grad(losses, x, torch.ones_like(losses))
         return gradient, losses.detach(), logits.detach()
 
     def gradients(self, x: Tensor, functions: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,8 +113,7 @@ class Problem:
         logits = self._answers(x)
         values = functions(logits)
         last = values.shape[1] - 1
-        self._count(self.effort.forwards)
-        self._count(self.effort.backwards, last + 1)
+        self.tally.add(self.rows, forwards=1, backwards=last + 1)
         parts = [torch.autograd.grad(values[:, j].sum(), x, retain_graph=j < last)[0] for j in range(last + 1)]
         return torch.stack(parts, 1), values.detach(), logits.detach()
 
@@ -100,6 +127,3 @@ class Problem:
             return logits
         y = self.y.repeat_interleave(len(x) // len(self), output_size=len(x))
         return logits.scatter_add(1, y[:, None], logits.new_full((1, 1), self.slack).expand(len(y), 1))
-
-    def _count(self, counter: Tensor, times: int = 1) -> None:
-        counter.index_add_(0, self.rows, torch.full_like(self.rows, times))

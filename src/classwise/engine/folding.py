@@ -40,6 +40,16 @@ def folded(model: nn.Module) -> fx.GraphModule:
     return _cleaned(graph)
 
 
+def folded_weights(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """The same weights and biases again, for a compiler: torch's function makes parameters, which it cannot."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = torch.rsqrt(norm.running_var + norm.eps)
+    scale = scale if norm.weight is None else scale * norm.weight
+    bias = -norm.running_mean if conv.bias is None else conv.bias - norm.running_mean
+    return conv.weight * scale.view(-1, 1, 1, 1), bias * scale + (0 if norm.bias is None else norm.bias)
+
+
 def fused(graph: fx.GraphModule) -> fx.GraphModule:
     """Convolutions with the ReLU after them, and a sum in between, as one kernel of cuDNN each."""
     for node in list(graph.graph.nodes):
@@ -68,43 +78,56 @@ class ConvReLU(nn.Module):
         """What to do with the images of a first layer."""
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        dtype = self.conv.weight.dtype
+        conv, dtype = self.conv, self.conv.weight.dtype
         x = (x if self.enter is None else self.enter(x)).to(dtype)
         residual = None if residual is None else residual.to(dtype)
-        return cast(Tensor, _ConvReLU.apply(x, self.conv, residual))  # type: ignore[no-untyped-call]
+        how: Any = (conv.stride, conv.padding, conv.dilation, conv.groups)
+        return cast(Tensor, conv_relu(x, conv.weight, conv.bias, residual, *how))
 
 
-class _ConvReLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, conv: nn.Conv2d, residual: Tensor | None) -> Tensor:
-        how: Any = (conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups)
-        if residual is None:
-            out = torch.cudnn_convolution_relu(x, conv.weight, *how)
-        else:
-            out = torch.cudnn_convolution_add_relu(x, conv.weight, residual, 1.0, *how)
-        ctx.save_for_backward(x, out)
-        ctx.conv, ctx.residual = conv, residual is not None
-        return out
+@torch.library.custom_op("classwise::conv_relu", mutates_args=())
+def conv_relu(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """One kernel on a GPU. An operator, so that a compiler takes it as it is and works on what lies around it."""
+    how: Any = (bias, stride, padding, dilation, groups)
+    if not x.is_cuda:
+        out = F.conv2d(x, weight, *how)
+        return F.relu(out if residual is None else out + residual)
+    if residual is None:
+        return torch.cudnn_convolution_relu(x, weight, *how)
+    return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, *how)
 
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, Tensor | None]:
-        x, out = ctx.saved_tensors
-        conv = ctx.conv
-        passed = torch.ops.aten.threshold_backward(upstream[0], out, 0)
-        gradient, _, _ = torch.ops.aten.convolution_backward(
-            passed,
-            x,
-            conv.weight,
-            None,
-            conv.stride,
-            conv.padding,
-            conv.dilation,
-            False,
-            [0, 0],
-            conv.groups,
-            [True, False, False],
-        )
-        return gradient, None, passed if ctx.residual else None
+
+@conv_relu.register_fake
+def _shape(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, *how: Any) -> Tensor:
+    return torch.empty_like(F.conv2d(x, weight, bias, *how))
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, _, residual, *ctx.how = inputs
+    ctx.residual = residual is not None
+    ctx.save_for_backward(x, weight, output)
+
+
+def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, out = ctx.saved_tensors
+    *how, groups = ctx.how
+    passed = torch.ops.aten.threshold_backward(upstream, out, 0)
+    gradient, _, _ = torch.ops.aten.convolution_backward(
+        passed, x, weight, None, *how, False, [0, 0], groups, [True, False, False]
+    )
+    return gradient, None, None, passed if ctx.residual else None, None, None, None, None
+
+
+conv_relu.register_autograd(_backward, setup_context=_remember)
 
 
 def _own(graph: fx.GraphModule, node: fx.Node) -> bool:

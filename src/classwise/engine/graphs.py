@@ -55,9 +55,10 @@ class _Graph:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                out = function(self.x)
+                trial = x.clone().requires_grad_(differentiable)
+                out = function(trial)
                 if differentiable:
-                    torch.autograd.grad(out.sum(), self.x)
+                    torch.autograd.grad(out.sum(), trial)
         torch.cuda.current_stream().wait_stream(stream)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.forward, pool=memory):

@@ -20,9 +20,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from classwise.engine.folding import ConvReLU, folded, fused
+from classwise.engine.folding import ConvReLU, folded, folded_weights, fused
 from classwise.engine.graphs import Graphs
 from classwise.forward import device_of, dtype_of, exact, frozen, logits_of
 
@@ -35,6 +34,8 @@ CLOSE = 0.1
 """The largest error of a logit, relative to the spread of the image's logits, that passes for rounding."""
 ALIKE = 0.9
 """The least cosine between the two input gradients, in the median."""
+FEW = 16
+"""Logits that are added up product by product: cuBLAS takes five kernels, and five times as long."""
 WIDE = 8
 """Input channels that a tensor core takes at once."""
 
@@ -47,16 +48,13 @@ def searcher(model: nn.Module, x: Tensor, engine: EngineName = "auto") -> nn.Mod
     return model if twin is None else twin
 
 
-def twin_of(model: nn.Module, x: Tensor, *, lowered: bool, few_kernels: bool = True) -> Twin | None:
-    """The fastest twin that agrees with the model on some images.
-
-    ``lowered`` puts its body into bfloat16; ``few_kernels`` allows kernels that a compiler could not improve on.
-    """
+def twin_of(model: nn.Module, x: Tensor, *, lowered: bool) -> Twin | None:
+    """The fastest twin that agrees with the model on some images, its body in bfloat16 if it is ``lowered``."""
     device = device_of(model)
     if dtype_of(model) != torch.float32 or not len(x):
         return None
     x = x[:CHECKED].to(device)
-    for way in _WAYS if device.type == "cuda" and lowered and few_kernels else _WAYS[1:]:
+    for way in _WAYS if device.type == "cuda" and lowered else _WAYS[1:]:
         try:
             twin = Twin(model, way, device, lowered)
             twin.slack = discrepancy(model, twin, x)
@@ -84,6 +82,7 @@ class Twin(nn.Module):
         body = body if way == "as it is" else folded(body)
         self._folds = getattr(body, "meta", {}).get("folds", {})
         body = fused(body) if way == "in few kernels" else body  # type: ignore[arg-type]
+        self._wrapped = {f"{name}.conv": name for name, part in body.named_modules() if isinstance(part, ConvReLU)}
         if lowered:
             _lower(body)
         self._body = (body.to(memory_format=torch.channels_last),)  # type: ignore[call-overload]
@@ -103,7 +102,7 @@ class Twin(nn.Module):
     def refresh(self, model: nn.Module) -> None:
         """Take over the present weights of the model, or of another of its kind."""
         for name, mine in self._body[0].named_modules():
-            name = name.removesuffix(".conv") if name.removesuffix(".conv") in self._folds else name
+            name = self._wrapped.get(name, name)
             if isinstance(mine, nn.Conv2d):
                 _fold_into(mine, model.get_submodule(name), self._folds.get(name), model)
                 continue
@@ -118,10 +117,7 @@ def _fold_into(mine: nn.Conv2d, conv: nn.Module, norm_name: str | None, model: n
     if norm_name is not None:
         norm = model.get_submodule(norm_name)
         assert isinstance(norm, nn.BatchNorm2d)
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        statistics = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
-        weight, bias = fuse_conv_bn_weights(weight, bias, *statistics)
+        weight, bias = folded_weights(conv, norm)
     mine.weight[:, : conv.in_channels].copy_(weight)
     if mine.in_channels > conv.in_channels:
         mine.weight[:, conv.in_channels : 2 * conv.in_channels].copy_(weight)
@@ -159,7 +155,8 @@ def _lower(body: nn.Module) -> None:
     for layer in layers[1:-1]:
         layer.to(torch.bfloat16)
     *rest, head = layers
-    head.forward = _in_float32(head.forward)  # type: ignore[method-assign, assignment]
+    few = isinstance(head, nn.Linear) and head.out_features <= FEW
+    head.forward = _in_float32(_summed(head) if few else head.forward)  # type: ignore[method-assign, assignment, arg-type]
     if rest and isinstance(first := rest[0], nn.Conv2d) and first.groups == 1 and 2 * first.in_channels <= WIDE:
         _widen(first)
         if id(first) in fused:
@@ -191,6 +188,14 @@ def _halves(x: Tensor) -> Tensor:
 
 
 Step = Callable[[Tensor], Tensor]
+
+
+def _summed(layer: nn.Linear) -> Step:
+    def call(x: Tensor) -> Tensor:
+        out = (x.unsqueeze(-2) * layer.weight).sum(-1)
+        return out if layer.bias is None else out + layer.bias
+
+    return call
 
 
 def _after_halves(forward: Step) -> Step:

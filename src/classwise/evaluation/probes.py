@@ -143,8 +143,8 @@ def _look(problem: Problem, threat: Threat, queries: int, precision: float) -> S
         "probabilities": (clean >= 0).all(1) & ((clean.sum(1) - 1).abs() < 1e-3),
         "one_hot": (clean.float().softmax(1) > 0).sum(1) == 1,
         "margin": -margin(y)(clean),
-        "forwards": problem.effort.forwards,
-        "backwards": problem.effort.backwards,
+        "forwards": problem.tally.effort.forwards,
+        "backwards": problem.tally.effort.backwards,
     }
 
 

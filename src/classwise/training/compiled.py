@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,13 @@ from torch import Tensor, nn
 from classwise.engine import Twin, twin_of
 from classwise.errors import one_line
 from classwise.forward import logits_of
+from classwise.fusing import fusing
 from classwise.noise import Randomness
 from classwise.training.engine import Engine, Precision
 from classwise.types import ClassControls, LossTerms, Policy, reduce
 
+P = ParamSpec("P")
+T = TypeVar("T")
 WARMUP = 3
 """Steps before a capture, in which kernels are compiled and chosen."""
 
@@ -61,9 +64,13 @@ class Stand(nn.Module):
         return first, second
 
 
-def compiled(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def compiled(function: Callable[P, T]) -> Callable[P, T]:
     """The function compiled for the one shape it is asked for."""
-    return torch.compile(function, dynamic=False)
+    import torch._inductor.config  # takes a second, which those who do not compile should not wait for
+
+    # Some versions stumble when they join a sum over two halves with one over each of them.
+    known = hasattr(torch._inductor.config.triton, "mix_order_reduction")
+    return torch.compile(function, dynamic=False, options={"triton.mix_order_reduction": False} if known else None)
 
 
 class _Pass(nn.Module):
@@ -80,14 +87,35 @@ class _Pass(nn.Module):
 
 
 class PairedNorm(nn.Module):
-    """A batch norm that takes the two halves of a batch for two batches, one after the other."""
+    """A batch norm in training mode that takes the two halves of a batch for two batches, one after the other."""
 
-    def __init__(self, norm: nn.Module) -> None:
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.norm(half) for half in x.chunk(2)])
+        norm = self.norm
+        halves = x.reshape(2, -1, *x.shape[1:]).to(torch.promote_types(x.dtype, torch.float32))
+        within = [dim for dim in range(1, halves.dim()) if dim != 2]
+        var, mean = torch.var_mean(halves, within, correction=0, keepdim=True)
+        if norm.track_running_stats:
+            count = halves[0, :, 0].numel()
+            for half in range(2):
+                self._track(mean[half].detach().flatten(), var[half].detach().flatten() * (count / (count - 1)))
+        normal = (halves - mean) * torch.rsqrt(var + norm.eps)
+        if norm.affine:
+            normal = normal * norm.weight.view_as(mean[0]) + norm.bias.view_as(mean[0])
+        return normal.to(x.dtype).reshape(x.shape)
+
+    def _track(self, mean: Tensor, var: Tensor) -> None:
+        norm = self.norm
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        assert norm.num_batches_tracked is not None
+        norm.num_batches_tracked.add_(1)
+        share = 1 / norm.num_batches_tracked if norm.momentum is None else torch.full_like(mean[:1], norm.momentum)
+        norm.running_mean.lerp_(mean, share)
+        norm.running_var.lerp_(var, share)
 
 
 def paired(model: nn.Module) -> nn.Module:
@@ -97,7 +125,7 @@ def paired(model: nn.Module) -> nn.Module:
         mine._parameters, mine._buffers = own._parameters, own._buffers
         for name, child in mine.named_children():
             if isinstance(child, nn.modules.batchnorm._BatchNorm):
-                setattr(mine, name, PairedNorm(own.get_submodule(name)))
+                setattr(mine, name, PairedNorm(cast(nn.modules.batchnorm._BatchNorm, own.get_submodule(name))))
     return twin
 
 
@@ -147,12 +175,13 @@ class _Step:
         self.model = engine.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if engine.average is not None:
             engine.average.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        twin = twin_of(self.model, x, lowered=engine.precision == "bf16", few_kernels=False)
+        twin = twin_of(self.model, x, lowered=engine.precision == "bf16")
         if twin is None:
             raise TypeError("the model has no faster twin")
         self.twin, self.stand = twin, Stand(self.model, twin, engine.precision, x.device)
+        self.refresh = compiled(twin.refresh)
         self.graph = torch.cuda.CUDAGraph()
-        with _rehearsal(self.model, generator):
+        with _rehearsal(self.model, generator), fusing(), _measured_kernels():
             self._capture(generator)
 
     def _capture(self, generator: Randomness) -> None:
@@ -173,7 +202,7 @@ class _Step:
     def _work(self, generator: Randomness) -> tuple[LossTerms, Tensor]:
         self.model.train()
         self.stand.train()
-        self.twin.refresh(self.model)
+        self.refresh(self.model)
         terms = self.engine.objective(self.stand, self.x, self.y, self.controls, generator=generator)
         loss = reduce(terms, self.y, self.controls)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -195,6 +224,17 @@ class _Step:
             parameter.grad = gradient  # an eager step in between leaves its own
         self.graph.replay()
         return self.terms, self.loss
+
+
+@contextmanager
+def _measured_kernels() -> Iterator[None]:
+    """Of cuDNN's kernels for a convolution the fastest by trial: its own guess can be several times slower."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def test_pairs_measure_the_slope_of_a_quadratic_exactly(size: int, queries: int,
     slopes = torch.einsum("bchw,bqchw->bq", model.gradient(x), u)
     expected = torch.einsum("bq,bqchw->bchw", slopes, u) / queries
     assert torch.allclose(found, expected, rtol=1e-9, atol=1e-8)
-    assert problem.effort.forwards.tolist() == [2 * queries] * size
+    assert problem.tally.effort.forwards.tolist() == [2 * queries] * size
 
 
 def test_an_orthogonal_basis_of_directions_gives_the_gradient_itself() -> None:

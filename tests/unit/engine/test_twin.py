@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from classwise.engine import Twin, searcher, twin_of
-from classwise.engine.folding import ConvReLU, folded, fused
-from classwise.engine.twin import Unlike, _halves, _widen, discrepancy
+from classwise.engine.folding import ConvReLU, conv_relu, folded, fused
+from classwise.engine.twin import Unlike, _halves, _summed, _widen, discrepancy
 from classwise.models import digits_cnn, preact_resnet18, resnet18, small_cnn
 
 CPU = torch.device("cpu")
@@ -166,24 +166,21 @@ def test_a_wrong_twin_is_found_out() -> None:
         discrepancy(one, Deceiver(), x)
 
 
-# What runs on a GPU alone: its arithmetic, with plain kernels in the place of cuDNN's.
+# What is made for a GPU
 
 
-@pytest.fixture
-def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    def relu(x: Tensor, weight: Tensor, bias: Tensor, *how: Any) -> Tensor:
-        assert x.dtype == weight.dtype
-        return F.relu(F.conv2d(x.float(), weight.float(), bias.float(), *how)).to(x.dtype)
-
-    def add_relu(x: Tensor, weight: Tensor, residual: Tensor, alpha: float, bias: Tensor, *how: Any) -> Tensor:
-        assert x.dtype == weight.dtype == residual.dtype
-        return F.relu(F.conv2d(x.float(), weight.float(), bias.float(), *how) + alpha * residual.float()).to(x.dtype)
-
-    monkeypatch.setattr(torch, "cudnn_convolution_relu", relu)
-    monkeypatch.setattr(torch, "cudnn_convolution_add_relu", add_relu)
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_fused_kernel_is_an_operator_with_the_right_gradient(residual: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(2, 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight, bias = torch.randn(4, 3, 3, 3, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    added = torch.randn(2, 4, 4, 4, dtype=torch.float64).requires_grad_() if residual else None
+    how: Any = ([2, 2], [1, 1], [1, 1], 1)
+    torch.library.opcheck(conv_relu, (x, weight, bias, added, *how))
+    inputs = (x,) if added is None else (x, added)
+    assert torch.autograd.gradcheck(lambda x, added=None: conv_relu(x, weight, bias, added, *how), inputs)
 
 
-@pytest.mark.usefixtures("plain_kernels")
 def test_sums_and_relus_go_into_the_convolutions() -> None:
     torch.manual_seed(0)
     model = lively(resnet18(num_classes=7))
@@ -194,7 +191,6 @@ def test_sums_and_relus_go_into_the_convolutions() -> None:
     assert discrepancy(model, less, torch.rand(4, 3, 16, 16)) < 1e-4
 
 
-@pytest.mark.usefixtures("plain_kernels")
 def test_a_lowered_twin_keeps_the_bits_of_images_and_logits() -> None:
     torch.manual_seed(0)
     model = lively(resnet18(num_classes=7))
@@ -207,6 +203,25 @@ def test_a_lowered_twin_keeps_the_bits_of_images_and_logits() -> None:
         assert 0 < (rounded - exact).abs().max() < 0.05 * exact.std()
         twin.refresh(model)
         assert torch.equal(twin(x), rounded)
+
+
+def test_weights_are_taken_over_where_no_batch_norm_was_folded() -> None:
+    model = digits_cnn(in_channels=1)
+    twin = Twin(model, "in few kernels", CPU, lowered=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    x = torch.rand(3, 1, 8, 8)
+    assert not torch.allclose(twin(x), model.eval()(x), atol=1e-4)
+    twin.refresh(model)
+    assert torch.allclose(twin(x), model(x), atol=1e-5)
+
+
+def test_few_logits_are_sums_of_products() -> None:
+    for bias in (True, False):
+        layer = nn.Linear(6, 4, bias=bias)
+        x = torch.rand(5, 6)
+        assert torch.allclose(_summed(layer)(x), layer(x), atol=1e-6)
 
 
 def test_two_halves_hold_a_pixel() -> None:

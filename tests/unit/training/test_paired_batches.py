@@ -13,7 +13,7 @@ from torch import nn
 
 from classwise.forward import both
 from classwise.models import digits_cnn, preact_resnet18, resnet18
-from classwise.training.compiled import paired
+from classwise.training.compiled import PairedNorm, paired
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,26 @@ def test_a_pair_sees_what_the_optimizer_did() -> None:
         for parameter in model.parameters():
             parameter.mul_(1.1)
     assert not torch.allclose(together(x), before, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [nn.BatchNorm2d(3, momentum=None), nn.BatchNorm2d(3, affine=False), nn.BatchNorm2d(3, track_running_stats=False)],
+    ids=["cumulative", "not affine", "no statistics"],
+)
+def test_batch_norms_of_every_kind(norm: nn.BatchNorm2d) -> None:
+    alone, together = copy.deepcopy(norm), PairedNorm(norm)
+    for seed in range(3):
+        x = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(seed)) + seed
+        assert torch.allclose(together(x), torch.cat([alone(half) for half in x.chunk(2)]), atol=1e-5)
+    for mine, theirs in zip(norm.buffers(), alone.buffers(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+
+
+def test_low_precision_is_normalised_in_float32() -> None:
+    norm = nn.BatchNorm2d(3)
+    x = torch.randn(8, 3, 4, 4).bfloat16()
+    y = PairedNorm(norm)(x)
+    assert y.dtype == torch.bfloat16
+    assert norm.running_var is not None
+    assert norm.running_var.dtype == torch.float32
