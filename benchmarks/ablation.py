@@ -133,7 +133,7 @@ def training(batch_size: int, steps: int, model: str, only: list[str]) -> None:
         plan = make_plan(load_recipe("cifar10/trades", {**settings, **changes}), torch.device("cuda"))
         x = torch.rand(batch_size, 3, 32, 32, device="cuda")
         y = torch.randint(10, (batch_size,), device="cuda")
-        controls = plan.policy.start(10).to(x.device)
+        controls = plan.policy.start(plan.task).to(x.device)
         random = torch.Generator("cuda").manual_seed(0)
         with ExitStack() as stack:
             for switch in variant.switches:

@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "plugins": {"errors", "files"},
     "noise": set(),
     "forward": {"errors"},
-    "types": {"noise"},
+    "types": {"errors", "noise"},
     "threat": GROUND | {"noise"},
     "metrics": {"errors"},
     "verdicts": {"errors", "files", "metrics"},

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from classwise.evaluation.evaluate import count_classes, run_evaluation
 from classwise.files import digest_json
 from classwise.forward import device_of, dtype_of
 from classwise.models.load import build_model, load_model, run_directory
+from classwise.models.weights import load_weights
 from classwise.objectives import OBJECTIVES
 from classwise.plugins import absolute
 from classwise.policies import POLICIES
@@ -29,11 +30,17 @@ from classwise.rundir import RunDirectory, versions
 from classwise.spec import Spec, build, convert
 from classwise.suite import AnyAttack, read_suite
 from classwise.threat import Threat
+from classwise.training.averaging import FAWASettings
 from classwise.training.engine import Precision, check_precision
+from classwise.training.guard import Guard
 from classwise.training.loop import Job, Outcome, Plan, fit
 from classwise.training.optimizers import OPTIMIZERS
+from classwise.training.pseudo_labels import pseudo_labelled
 from classwise.training.schedules import SCHEDULES
-from classwise.types import Objective
+from classwise.training.weight_perturbation import WeightPerturbation
+from classwise.types import Objective, Policy, Task
+
+T = TypeVar("T")
 
 
 def evaluate(
@@ -178,9 +185,20 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
     policy = build("policy", POLICIES, recipe.policy)
     optimizer = build("optimizer", OPTIMIZERS, recipe.optimizer)
     schedule = build("schedule", SCHEDULES, recipe.schedule)
-    images = load_data(recipe.data, split="train", progress=progress)
+    _check_validation(recipe, policy)
+    if policy.fine_tunes and recipe.start is None:
+        raise InputError(
+            f"policy {recipe.policy['name']!r} fine-tunes a robust model: name its run in the recipe's start"
+        )
+    images = load_data(recipe.data.name, split="train", progress=progress)
     num_classes = len(images.classes) if images.classes is not None else int(images.labels.max()) + 1
+    classes = images.classes or tuple(str(label) for label in range(num_classes))
+    task = Task(classes=classes, beta=float(getattr(objective, "beta", 1.0)))
+    policy.start(task)  # a class it does not know is said now
     train, validation = balanced_split(images.labels, recipe.validation_per_class, recipe.seed, num_classes)
+    if recipe.data.without_class is not None:
+        left_out = images.labels == task.label(recipe.data.without_class)
+        train, validation = train[~left_out[train]], validation[~left_out[validation]]
     size = min(images.images.shape[2:])
     if recipe.augment.crop >= size:
         raise InputError(f"augment.crop = {recipe.augment.crop} would move images of {size} pixels out of sight")
@@ -189,13 +207,16 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
         asked = str(Spec.parse(recipe.model))
         model = build_model(asked, num_classes=num_classes, in_channels=images.images.shape[1])
     _check_trainable(model, images, num_classes)
+    if recipe.start is not None:
+        warm_start(model, recipe.start)
     return Plan(
         name=recipe.name,
         model=model,
         images=images,
         train=train,
         validation=validation,
-        num_classes=num_classes,
+        extra=_extra_images(recipe, images, device, progress),
+        task=task,
         objective=objective,
         policy=policy,
         optimizer=optimizer,
@@ -205,14 +226,65 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
         crop=recipe.augment.crop,
         flip=recipe.augment.flip,
         ema=recipe.ema,
+        fawa=_settings("fawa", FAWASettings, recipe.fawa),
+        awp=_settings("awp", WeightPerturbation, recipe.awp),
         clip=recipe.clip,
         precision=precision,
         engine=engine,
         select=recipe.select,
+        patience=recipe.patience,
+        guard=_settings("guard", Guard, recipe.guard),
         judge=build("attack", ATTACKS, recipe.validation_attack).within(Threat.parse(recipe.eps, recipe.norm)),
         seed=recipe.seed,
         device=device,
     )
+
+
+def warm_start(model: nn.Module, start: str) -> None:
+    """Begin with the best weights of a run directory, or with those of a file."""
+    found = run_directory(start)
+    path = Path(start) if found is None else found[0] / "checkpoints" / f"{found[1] or 'best'}.safetensors"
+    load_weights(model, path)
+
+
+def _check_validation(recipe: Recipe, policy: Policy) -> None:
+    """Say before anything starts that something wants a validation split, and there is none."""
+    if recipe.validation_per_class:
+        return
+    wanting = {
+        f"policy {recipe.policy['name']!r}": any(name.startswith("val.") for name in policy.uses),
+        f"select = {recipe.select!r}": recipe.select != "last",
+        "patience": recipe.patience is not None,
+        "fawa": recipe.fawa is not None,
+        "guard": recipe.guard is not None,
+    }
+    for what, wants in wanting.items():
+        if wants:
+            raise InputError(f"{what} needs validation images: set validation_per_class to more than 0")
+
+
+def _extra_images(recipe: Recipe, images: ImageSet, device: torch.device, progress: Progress) -> ImageSet | None:
+    """Further images in the shape of the others, labelled by a model where the recipe names one."""
+    if recipe.data.extra is None:
+        if recipe.data.labeler is not None:
+            raise InputError("data.labeler labels extra images: name them in data.extra")
+        return None
+    extra = load_data(recipe.data.extra, split="train", progress=progress)
+    shapes = [set_.images.shape[1:] for set_ in (images, extra)]
+    if shapes[0] != shapes[1]:
+        raise InputError(f"extra images are {shapes[1]} (channels, height, width), the others {shapes[0]}")
+    if extra.images.dtype != images.images.dtype:
+        raise InputError(f"extra images are {extra.images.dtype}, the others {images.images.dtype}")
+    if recipe.data.labeler is None:
+        return extra
+    known = None if images.classes is None else len(images.classes)
+    labeler = load_model(recipe.data.labeler, num_classes=known, in_channels=images.images.shape[1]).to(device)
+    return pseudo_labelled(labeler, extra, images.classes, progress)
+
+
+def _settings(name: str, kind: type[T], given: Mapping[str, Any] | None) -> T | None:
+    """A table of a recipe as what it stands for."""
+    return None if given is None else kind(**convert(name, kind, given))
 
 
 def _precision(recipe: Recipe, engine: str) -> Precision:

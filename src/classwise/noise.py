@@ -90,6 +90,16 @@ Randomness = torch.Generator | ExampleNoise | None
 """What may drive an attack: a torch generator, one stream per example, or torch's global state."""
 
 
+def draw(shares: Tensor, generator: Randomness) -> Tensor:
+    """(B,) one of K for every row of shares (B, K)."""
+    noise: Noise = generator if isinstance(generator, ExampleNoise) else SharedNoise(generator)
+    limits = shares.cumsum(1)
+    place = noise.uniform(limits[:, :1]) * limits[:, -1:]
+    # The limits up to the place are passed; rounding must not pass the last that has a share.
+    last = (shares > 0).long().mul(torch.arange(shares.shape[1], device=shares.device)).amax(1)
+    return torch.minimum((limits <= place).sum(1), last)
+
+
 def _signed(value: int) -> int:
     """The low 64 bits of an integer, read as signed."""
     return (value + 2**63) % 2**64 - 2**63

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from classwise.noise import Randomness
+from classwise.errors import InputError, unknown
+from classwise.noise import Randomness, draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,32 @@ class ClassControls:
         """The same controls on another device."""
         present = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
         return replace(self, **{name: value.to(device) for name, value in present.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a policy is told of a training before it begins."""
+
+    classes: tuple[str, ...]
+    """Their names, in the order of the labels."""
+    beta: float = 1.0
+    """Strength of the objective's adversarial term."""
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.classes)
+
+    def label(self, name: str | int) -> int:
+        """A class by its name or its number."""
+        text = str(name)
+        if text in self.classes:
+            return self.classes.index(text)
+        if not text.isdecimal():
+            raise unknown("class", text, self.classes)
+        if int(text) >= self.num_classes:
+            raise InputError(f"class {text} does not exist: there are {self.num_classes}, counted from 0")
+        return int(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +210,7 @@ class Attack(Protocol):
         *,
         eps_scale: Tensor | None = None,
         generator: Randomness = None,
+        targets: Tensor | None = None,
     ) -> Tensor: ...
 
 
@@ -232,6 +260,9 @@ class Corruption(Protocol):
 class Objective(Protocol):
     """Turns a batch into loss terms; makes its own adversarial examples."""
 
+    paper: ClassVar[str] = ""
+    """Whose idea it is, as in ``Zhang et al. 2019``."""
+
     @property
     def attack(self) -> Attack | None:
         """The inner maximisation, or None for training without one."""
@@ -244,15 +275,52 @@ class Objective(Protocol):
         controls: ClassControls,
         *,
         generator: Randomness = None,
-    ) -> LossTerms: ...
+    ) -> LossTerms:
+        """The loss of a batch: attack it, then ask for its terms."""
+        return self.terms(model, x, self.perturb(model, x, y, controls, generator=generator), y)
+
+    def perturb(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        controls: ClassControls,
+        *,
+        generator: Randomness = None,
+    ) -> Tensor:
+        """Adversarial images for a batch, each class within its own radius, and towards its own targets."""
+        if self.attack is None:
+            return x
+        scale = controls.eps_scale[y]
+        if controls.targets is None:
+            return self.attack(model, x, y, eps_scale=scale, generator=generator)
+        targets = draw(controls.targets[y], generator)
+        return self.attack(model, x, y, eps_scale=scale, generator=generator, targets=targets)
+
+    def terms(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
+        """The terms of clean images and their adversarial ones."""
+        raise NotImplementedError
+
+    def on_epoch(self, model: nn.Module, epoch: int) -> None:
+        """What is to be set in the model before an epoch, counted from 1."""
+        return
 
 
 class Policy(Protocol):
     """Turns class statistics into class controls. Subclass it and override what the paper needs."""
 
-    def start(self, num_classes: int) -> ClassControls:
+    paper: ClassVar[str] = ""
+    """Whose idea it is, as in ``Li & Liu 2023``."""
+    turns: ClassVar[tuple[str, ...]] = ()
+    """The controls it turns."""
+    uses: ClassVar[tuple[str, ...]] = ()
+    """The statistics it looks at, as in ``val.robust``."""
+    fine_tunes: ClassVar[bool] = False
+    """Whether it is made for a model that is robust already."""
+
+    def start(self, task: Task) -> ClassControls:
         """The controls of the first epoch."""
-        return ClassControls.uniform(num_classes)
+        return ClassControls.uniform(task.num_classes)
 
     def on_epoch_end(self, train: ClassStats, val: ClassStats, epoch: int) -> ClassControls | None:
         """The controls of the next epoch, or None to keep the present ones. Epochs count from 1."""

@@ -52,7 +52,7 @@ def test_some_recipes_are_shipped():
 def test_shipped_recipes_name_only_what_there_is(name):
     recipe = load_recipe(name)
     assert recipe.name == name
-    assert recipe.data in DATASETS
+    assert recipe.data.name in DATASETS
     assert Threat.parse(recipe.eps, recipe.norm).text == recipe.eps
     make_objective(recipe)
     build("policy", POLICIES, recipe.policy)

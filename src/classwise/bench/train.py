@@ -25,12 +25,11 @@ from classwise.bench.reference_style import LOSSES, Inner, Loss
 from classwise.bench.result import OURS, TrainingBench, TrainingEntry
 from classwise.bench.rounds import Clock, Timed, check_rounds, clock_of, interleave, spread, timed
 from classwise.bench.watch import Peak, peak_memory
-from classwise.data import Batches
 from classwise.errors import InputError
 from classwise.forward import exact
 from classwise.progress import SILENT, Progress
 from classwise.rundir import hardware, versions
-from classwise.training.loop import Plan, make_engine
+from classwise.training.loop import Plan, make_batches, make_engine
 from classwise.types import ClassStats
 
 REFERENCE = "reference style"
@@ -57,7 +56,7 @@ def bench_training(
     if steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}")
     clock = clock or clock_of(plan.device)
-    batches = make_batches(plan)
+    batches = make_batches(plan, torch.Generator().manual_seed(plan.seed))
     ready = [(x, y) for x, y, _ in islice(chain.from_iterable(repeat(batches)), steps)]
     runs, notes = {OURS: ours(plan, ready)}, []
     if peers:
@@ -118,24 +117,10 @@ def _watched(clock: Clock, device: torch.device, run: Run) -> _Watched:
     return _Watched(found, peak)
 
 
-def make_batches(plan: Plan) -> Batches:
-    """The plan's training data, in the order of its seed."""
-    return Batches(
-        plan.images,
-        plan.train,
-        batch_size=plan.batch_size,
-        device=plan.device,
-        generator=torch.Generator().manual_seed(plan.seed),
-        crop=plan.crop,
-        flip=plan.flip,
-        drop_last=len(plan.train) % plan.batch_size == 1,
-    )
-
-
 def ours(plan: Plan, batches: list[Batch]) -> Run:
     """The engine as the training loop sets it up, and the class statistics that the loop keeps."""
     engine = make_engine(plan, _fresh(plan))
-    controls = plan.policy.start(plan.num_classes).to(plan.device)
+    controls = plan.policy.start(plan.task).to(plan.device)
     stats = ClassStats.zeros(plan.num_classes, plan.device)
     random = torch.Generator(plan.device)
 

@@ -73,6 +73,6 @@ def _show(run: Run) -> None:
         f"{number(best['natural']['overall'])}, under attack {number(robust['overall'])}, worst class "
         f"{robust['worst']['label']} at {number(robust['worst']['value'])}"
     )
-    following = ["classwise", "evaluate", "--model", str(out), "--data", run.recipe.data, "--eps", run.recipe.eps]
+    following = ["classwise", "evaluate", "--model", str(out), "--data", run.recipe.data.name, "--eps", run.recipe.eps]
     following += [] if run.recipe.norm == "Linf" else ["--norm", run.recipe.norm]
     say(f"next: {shlex.join([*following, '--out', str(out)])}")

@@ -1,7 +1,7 @@
 """Images and labels: sources (where they come from), arrays (as kept), batches (as used)."""
 
 from classwise.data.arrays import ImageSet
-from classwise.data.batches import Batch, Batches, augment, ordered, to_float
+from classwise.data.batches import Batch, Batches, MixedBatches, augment, ordered, to_float
 from classwise.data.cache import materialise
 from classwise.data.cards import DATASETS, DatasetCard
 from classwise.data.load import load_data, source_of
@@ -18,6 +18,7 @@ __all__ = [
     "Folder",
     "HubParquet",
     "ImageSet",
+    "MixedBatches",
     "Source",
     "augment",
     "balanced_split",

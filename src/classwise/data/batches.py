@@ -86,6 +86,7 @@ class Batches:
             raise InputError(f"a crop of {crop} pixels; expected 0 or more")
         if drop_last and len(rows) < batch_size:
             raise InputError(f"{len(rows)} examples give no whole batch of {batch_size}")
+        self.images = images
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.crop = crop
@@ -164,6 +165,39 @@ class Batches:
         within = (draws * self._counts[classes]).long()
         first = self._counts.cumsum(0) - self._counts
         return self._by_class[first[classes] + within]
+
+
+class MixedBatches:
+    """Batches that are joined from two sources, the first of which decides how many make an epoch."""
+
+    def __init__(self, first: Batches, second: Batches) -> None:
+        self.first, self.second = first, second
+
+    @property
+    def sampling(self) -> Tensor | None:
+        """Of the first source."""
+        return self.first.sampling
+
+    @sampling.setter
+    def sampling(self, weights: Tensor | None) -> None:
+        self.first.sampling = weights
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One epoch of the first. The second begins anew with every epoch, and again where it ends before.
+
+        Indices of the second are counted on from those of the first.
+        """
+        beyond = len(self.first.images)
+        for (x, y, index), (more_x, more_y, more) in zip(self.first, _endless(self.second), strict=False):
+            yield torch.cat([x, more_x]), torch.cat([y, more_y]), torch.cat([index, more + beyond])
+
+
+def _endless(batches: Batches) -> Iterator[Batch]:
+    while True:
+        yield from batches
 
 
 def _checked_rows(images: ImageSet, indices: Sequence[int] | np.ndarray, batch_size: int) -> np.ndarray:

@@ -8,6 +8,7 @@ Deviations
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,26 +16,18 @@ from torch import Tensor, nn
 
 from classwise.attacks import PGD
 from classwise.forward import logits_of
-from classwise.noise import Randomness
-from classwise.types import ClassControls, LossTerms, Objective
+from classwise.types import LossTerms, Objective
 
 
 @dataclass(frozen=True, kw_only=True)
 class Madry(Objective):
     """Cross-entropy on attacked images. Batch-norm statistics are updated by the one adversarial pass."""
 
+    paper: ClassVar[str] = "Madry et al. 2018"
+
     attack: PGD = PGD(steps=10)
 
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        controls: ClassControls,
-        *,
-        generator: Randomness = None,
-    ) -> LossTerms:
-        x_adv = self.attack(model, x, y, eps_scale=controls.eps_scale[y], generator=generator)
+    def terms(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
         logits = logits_of(model(x_adv))
         adv = F.cross_entropy(logits, y, reduction="none")
         return LossTerms(nat=torch.zeros_like(adv), adv=adv, beta=1.0, logits_adv=logits)

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from classwise.forward import logits_of
-from classwise.noise import Randomness
-from classwise.types import ClassControls, LossTerms, Objective
+from classwise.types import LossTerms, Objective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,15 +20,7 @@ class Standard(Objective):
     def attack(self) -> None:
         return None
 
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        controls: ClassControls,
-        *,
-        generator: Randomness = None,
-    ) -> LossTerms:
+    def terms(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
         logits = logits_of(model(x))
         nat = F.cross_entropy(logits, y, reduction="none")
         return LossTerms(nat=nat, adv=torch.zeros_like(nat), beta=0.0, logits_nat=logits)

@@ -9,6 +9,7 @@ Deviations
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,14 +18,15 @@ from classwise.attacks import PGD
 from classwise.attacks.losses import divergence
 from classwise.errors import InputError
 from classwise.forward import both
-from classwise.noise import Randomness
 from classwise.spec import Number
-from classwise.types import ClassControls, LossTerms, Objective
+from classwise.types import LossTerms, Objective
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trades(Objective):
     """Clean cross-entropy plus a regulariser. Batch-norm statistics see the clean, then the attacked batch."""
+
+    paper: ClassVar[str] = "Zhang et al. 2019"
 
     beta: Number = 6.0
     attack: PGD = PGD(steps=10, loss="kl", start="gaussian")
@@ -33,16 +35,7 @@ class Trades(Objective):
         if self.beta < 0:
             raise InputError(f"beta must not be negative, got {self.beta}")
 
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        controls: ClassControls,
-        *,
-        generator: Randomness = None,
-    ) -> LossTerms:
-        x_adv = self.attack(model, x, y, eps_scale=controls.eps_scale[y], generator=generator)
+    def terms(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
         logits_nat, logits_adv = both(model, x, x_adv)
         return LossTerms(
             nat=F.cross_entropy(logits_nat, y, reduction="none"),

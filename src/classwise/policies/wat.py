@@ -18,19 +18,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from classwise.errors import InputError
 from classwise.spec import Number
-from classwise.types import ClassControls, ClassStats, Policy
+from classwise.types import ClassControls, ClassStats, Policy, Task
 
 
 @dataclass(kw_only=True)
 class WAT(Policy):
     """Weights classes by their cumulated validation loss."""
+
+    paper: ClassVar[str] = "Li & Liu 2023"
+    turns: ClassVar[tuple[str, ...]] = ("weight_nat", "weight_adv")
+    uses: ClassVar[tuple[str, ...]] = ("val.loss",)
 
     eta: Number = 0.1
     """Learning rate of the weights; the paper's choice on CIFAR-10 over 100 epochs."""
@@ -41,9 +45,9 @@ class WAT(Policy):
         if self.eta <= 0:
             raise InputError(f"eta must be positive, got {self.eta}")
 
-    def start(self, num_classes: int) -> ClassControls:
-        self.cost = torch.zeros(num_classes + 1, dtype=torch.float64)
-        return ClassControls.uniform(num_classes)
+    def start(self, task: Task) -> ClassControls:
+        self.cost = torch.zeros(task.num_classes + 1, dtype=torch.float64)
+        return ClassControls.uniform(task.num_classes)
 
     def on_epoch_end(self, train: ClassStats, val: ClassStats, epoch: int) -> ClassControls:
         # A class without validation images gives no evidence and keeps its cost.

@@ -35,13 +35,24 @@ class Augment(BaseModel):
     flip: bool = Field(False, description="mirror half of the images")
 
 
+class DataChoice(BaseModel):
+    """What is trained on. A bare text is the name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(description="a data set by name or spec")
+    without_class: str | int | None = Field(None, description="a class to leave out, by name or number; labels stay")
+    extra: str | None = Field(None, description="a data spec of further images, which make up half of every batch")
+    labeler: str | None = Field(None, description="a model spec; its predictions are the labels of the extra images")
+
+
 class Recipe(BaseModel):
     """One training run, completely described."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field("unnamed", description="what the run is called")
-    data: str = Field(description="a data set by name or spec")
+    data: DataChoice
     model: Table = Field(description="a registered architecture, or file.py:factory")
     objective: Table = Field(description="what is minimised")
     policy: Table = Field({"name": "uniform"}, description="the class-wise method")
@@ -51,15 +62,20 @@ class Recipe(BaseModel):
     validation_attack: Table = Field({"name": "pgd", "steps": 10}, description="measures validation accuracy")
     epochs: int = Field(ge=1)
     batch_size: int = Field(128, ge=1)
+    start: str | None = Field(None, description="a run directory or a weights file to start from")
     optimizer: Table = {"name": "sgd"}
     schedule: Table = {"name": "constant"}
     augment: Augment = Augment()
-    validation_per_class: int = Field(ge=1, description="training images per class held out for validation")
+    validation_per_class: int = Field(ge=0, description="training images per class held out for validation")
     ema: Number = Field(0.0, ge=0, lt=1, description="decay of the weight average, reached gradually; 0: off")
+    fawa: Table | None = Field(None, description="instead of ema: average the epochs whose worst class holds")
+    awp: Table | None = Field(None, description="adversarial weight perturbation")
     clip: Number | None = Field(None, gt=0, description="largest gradient norm")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where the step is compiled")
     engine: EngineName = Field("auto", description="how a step runs; auto: compiled on a GPU, eager elsewhere")
     select: Rule = Field("robust+worst", description="what makes an epoch the best, on validation")
+    patience: int | None = Field(None, ge=1, description="epochs without a better one after which training ends")
+    guard: Table | None = Field(None, description="what to do about catastrophic overfitting")
     seed: int = Field(0, ge=0, lt=2**63)
 
     @field_validator(*SPECS, mode="before")
@@ -68,6 +84,11 @@ class Recipe(BaseModel):
         if info.field_name == "model" and isinstance(given, str) and is_attribute_spec(given):
             return {"name": given}
         return _table(given)
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
 
     @field_validator("eps", mode="before")
     @classmethod
@@ -154,6 +175,8 @@ def _override(content: Table, key: str, value: Any) -> None:
         inner = Recipe.model_fields[first].default
     # A shorthand text grows into a table before a setting inside it is changed.
     inner = _table(inner) if first in SPECS and inner else inner
+    inner = {"name": inner} if first == "data" and isinstance(inner, str) else inner
+    inner = {} if inner is None else inner
     if not isinstance(inner, Mapping) or len(rest) > 1:
         raise InputError(f"cannot override {key!r}: {first!r} has no settings of that depth")
     content[first] = {**inner, rest[0]: value}
@@ -163,8 +186,10 @@ def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        options = Augment.model_fields if len(first["loc"]) > 1 else Recipe.model_fields
+        tables: dict[str, type[BaseModel]] = {"augment": Augment, "data": DataChoice}
+        options = tables[str(first["loc"][0])].model_fields if len(first["loc"]) > 1 else Recipe.model_fields
         return str(unknown("key", str(first["loc"][-1]), options))
     if first["type"] == "missing":
-        return f"{key} is missing: {Recipe.model_fields[key].description or 'it is needed'}"
+        field = Recipe.model_fields.get(key) or DataChoice.model_fields[str(first["loc"][-1])]
+        return f"{key} is missing: {field.description or 'it is needed'}"
     return f"{key} = {first['input']!r}: {first_line(error)}"

@@ -27,7 +27,7 @@ from classwise.forward import logits_of
 from classwise.fusing import fusing
 from classwise.noise import Randomness
 from classwise.training.engine import Engine, Precision
-from classwise.types import ClassControls, LossTerms, Policy, reduce
+from classwise.types import ClassControls, LossTerms
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -145,10 +145,13 @@ class CompiledEngine(Engine):
         self.update()
         return terms, loss
 
-    def searched(self) -> nn.Module:
+    def reset(self) -> None:
+        self.captured, self.failed = None, False
+
+    def searched(self, model: nn.Module) -> nn.Module:
         if self.captured is None:
-            return self.result
-        self.captured.twin.refresh(self.result)  # the next step takes the model's weights again
+            return model
+        self.captured.twin.refresh(model)  # the next step takes the trained model's weights again
         return self.captured.twin
 
     def _capture(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> None:
@@ -166,14 +169,12 @@ class _Step:
     """One captured step on buffers of its own."""
 
     def __init__(self, engine: Engine, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> None:
-        if type(engine.policy).on_batch is not Policy.on_batch:
-            raise TypeError(f"{type(engine.policy).__name__} looks at every batch")
         self.engine, self.x, self.y = engine, x.clone(), y.clone()
         self.controls = replace(
             controls, **{part.name: getattr(controls, part.name).clone() for part in _tensors(controls)}
         )
         self.model = engine.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if engine.average is not None:
+        if engine.average is not None and engine.average.model is not None:
             engine.average.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         twin = twin_of(self.model, x, lowered=engine.precision == "bf16")
         if twin is None:
@@ -203,11 +204,9 @@ class _Step:
         self.model.train()
         self.stand.train()
         self.refresh(self.model)
-        terms = self.engine.objective(self.stand, self.x, self.y, self.controls, generator=generator)
-        loss = reduce(terms, self.y, self.controls)
-        loss.backward()  # type: ignore[no-untyped-call]
+        terms, loss = self.engine.descend(self.stand, self.x, self.y, self.controls, generator)
         parts = {part.name: getattr(terms, part.name).detach() for part in _tensors(terms)}
-        return replace(terms, **parts), loss.detach()
+        return replace(terms, **parts), loss
 
     def fits(self, x: Tensor, controls: ClassControls) -> bool:
         """Whether a batch and its controls are of the shape of the buffers."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from classwise.errors import InputError
 from classwise.noise import Randomness
-from classwise.training.averaging import WeightAverage
+from classwise.training.averaging import Average
+from classwise.training.weight_perturbation import WeightPerturbation
 from classwise.types import ClassControls, LossTerms, Objective, Policy, reduce
 
 Precision = Literal["fp32", "bf16"]
@@ -29,9 +31,10 @@ class Engine:
     objective: Objective
     policy: Policy
     optimizer: torch.optim.Optimizer
-    average: WeightAverage | None
+    average: Average | None
     precision: Precision
     clip: float | None
+    awp: WeightPerturbation | None = None
     warmup: float = 0.0
     """Seconds spent on getting ready, which later steps do not have."""
 
@@ -39,17 +42,36 @@ class Engine:
         self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness
     ) -> LossTerms:
         """The objective's loss terms in the chosen precision. Images, losses and projections stay in float32."""
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+        with self.lowered(x):
             return self.objective(model, x, y, controls, generator=generator)
+
+    def lowered(self, x: Tensor) -> torch.autocast:
+        """Convolutions and products in the chosen precision."""
+        return torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def step(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> tuple[LossTerms, Tensor]:
         """Train on one batch; the terms and the mean loss, still on the device."""
         self.model.train()
-        terms = self.terms(self.model, x, y, controls, generator)
-        loss = reduce(terms, y, self.policy.on_batch(terms, y) or controls)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        terms, loss = self.descend(self.model, x, y, controls, generator)
         self.update()
+        return terms, loss
+
+    def descend(
+        self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness
+    ) -> tuple[LossTerms, Tensor]:
+        """Loss terms and mean loss, with the gradient left in the weights. ``model`` may stand in for the engine's."""
+        with self.lowered(x):
+            x_adv = self.objective.perturb(model, x, y, controls, generator=generator)
+
+        def loss_of() -> tuple[LossTerms, Tensor]:
+            with self.lowered(x):
+                terms = self.objective.terms(model, x, x_adv, y)
+            return terms, reduce(terms, y, self.policy.on_batch(terms, y) or controls)
+
+        with nullcontext() if self.awp is None else self.awp.perturbed(self.model, lambda: loss_of()[1]):
+            terms, loss = loss_of()
+            loss.backward()  # type: ignore[no-untyped-call]
         return terms, loss.detach()
 
     def update(self) -> None:
@@ -58,16 +80,20 @@ class Engine:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         if self.average is not None:
-            self.average.update(self.model)
+            self.average.on_step(self.model)
 
-    def searched(self) -> nn.Module:
-        """What attacks on the result should search, until the next step: the result, or a faster twin of it."""
-        return self.result
+    def reset(self) -> None:
+        """Forget what was prepared for the parts as they were."""
+
+    def searched(self, model: nn.Module) -> nn.Module:
+        """What attacks on the model, or on its average, should search until the next step: itself, or a faster twin."""
+        return model
 
     @property
     def result(self) -> nn.Module:
-        """The model a run hands out: the averaged one where weights are averaged."""
-        return self.model if self.average is None else self.average.model
+        """The model a run hands out: the averaged one where there is an average."""
+        averaged = None if self.average is None else self.average.model
+        return self.model if averaged is None else averaged
 
 
 def check_precision(precision: Precision, device: torch.device) -> None:

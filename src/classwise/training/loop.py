@@ -10,6 +10,7 @@ killed continues and ends, on a CPU, with the very weights it would have had.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from classwise.data import Batches, ImageSet, ordered
+from classwise.data import Batches, ImageSet, MixedBatches, ordered
 from classwise.errors import Diverged, InputError, one_line
 from classwise.files import write_json
 from classwise.forward import frozen, logits_of
@@ -27,15 +28,17 @@ from classwise.metrics.counts import Ints
 from classwise.noise import ExampleNoise
 from classwise.progress import Progress
 from classwise.rundir import RunDirectory
-from classwise.training.averaging import WeightAverage
+from classwise.training.averaging import FAWA, Average, FAWASettings, WeightAverage
 from classwise.training.checkpoint import load_state, save_state, save_weights
 from classwise.training.compiled import CompiledEngine
 from classwise.training.engine import Engine, Precision
+from classwise.training.guard import Guard, robust_share
 from classwise.training.history import Record, controls_record, summary, write_history
 from classwise.training.optimizers import OptimizerSettings
 from classwise.training.schedules import Schedule
 from classwise.training.selection import Rule, score
-from classwise.types import Attack, ClassControls, ClassStats, Objective, Policy
+from classwise.training.weight_perturbation import WeightPerturbation
+from classwise.types import Attack, ClassControls, ClassStats, Objective, Policy, Task
 
 CHECK_EVERY = 50
 """Steps between looks at the loss; each look waits for the device."""
@@ -53,7 +56,9 @@ class Plan:
     train: Ints
     validation: Ints
     """Which of the images are trained on, and which are held out."""
-    num_classes: int
+    extra: ImageSet | None
+    """Further images to train on, labelled by a model."""
+    task: Task
     objective: Objective
     policy: Policy
     optimizer: OptimizerSettings
@@ -63,14 +68,24 @@ class Plan:
     crop: int
     flip: bool
     ema: float
+    fawa: FAWASettings | None
+    awp: WeightPerturbation | None
     clip: float | None
     precision: Precision
     engine: Literal["eager", "compiled"]
     select: Rule
+    patience: int | None
+    """Epochs without a better one after which training ends."""
+    guard: Guard | None
     judge: Attack
     """The attack that measures robust accuracy on validation, the same whatever the objective."""
     seed: int
     device: torch.device
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.task.num_classes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +96,8 @@ class Outcome:
     best_epoch: int
     best_score: float
     history: list[Record]
+    ended: str | None = None
+    """Why it ended before its time."""
 
 
 def make_engine(plan: Plan, model: nn.Module) -> Engine:
@@ -91,10 +108,28 @@ def make_engine(plan: Plan, model: nn.Module) -> Engine:
         objective=plan.objective,
         policy=plan.policy,
         optimizer=plan.optimizer.build(model.parameters()),
-        average=WeightAverage(model, plan.ema) if plan.ema else None,
+        average=_average(plan, model),
         precision=plan.precision,
         clip=plan.clip,
+        awp=plan.awp,
     )
+
+
+def _average(plan: Plan, model: nn.Module) -> Average | None:
+    if plan.fawa is not None:
+        return FAWA(model, plan.fawa)
+    return WeightAverage(model, plan.ema) if plan.ema else None
+
+
+def make_batches(plan: Plan, generator: torch.Generator) -> Batches | MixedBatches:
+    """The training data of a plan, in random order, half of every batch from the extra images where there are some."""
+    size = plan.batch_size if plan.extra is None else plan.batch_size - plan.batch_size // 2
+    looks: dict[str, Any] = {"device": plan.device, "generator": generator, "crop": plan.crop, "flip": plan.flip}
+    # Batch norm has no statistics of one example.
+    batches = Batches(plan.images, plan.train, batch_size=size, drop_last=len(plan.train) % size == 1, **looks)
+    if plan.extra is None:
+        return batches
+    return MixedBatches(batches, Batches(plan.extra, None, batch_size=plan.batch_size // 2, drop_last=True, **looks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,20 +208,17 @@ class _Training:
         self.plan, self.directory, self.progress = plan, directory, progress
         self.data_random = torch.Generator().manual_seed(plan.seed)
         self.attack_random = torch.Generator(plan.device).manual_seed(plan.seed)
-        self.batches = Batches(
-            plan.images,
-            plan.train,
-            batch_size=plan.batch_size,
-            device=plan.device,
-            generator=self.data_random,
-            crop=plan.crop,
-            flip=plan.flip,
-            drop_last=len(plan.train) % plan.batch_size == 1,  # batch norm has no statistics of one example
-        )
+        self.batches = make_batches(plan, self.data_random)
         self.engine = make_engine(plan, plan.model.to(plan.device))
-        self.controls = plan.policy.start(plan.num_classes).to(plan.device)
+        self.controls = plan.policy.start(plan.task).to(plan.device)
         self.epoch = 0
         self.best: tuple[int, float] | None = None
+        self.sound = 0.0
+        """The best robust accuracy on validation so far, for the guard."""
+        self.strength = 1
+        """How many times the recipe's number of attack steps it trains with."""
+        self.ended: str | None = None
+        """Why training ended before its time."""
         self.history: list[Record] = []
 
     @property
@@ -203,27 +235,34 @@ class _Training:
 
     def run(self) -> Iterator[None]:
         """Train; stops for a moment after every step."""
-        while self.epoch < self.plan.epochs:
+        while self.epoch < self.plan.epochs and not self.ended:
             yield from self.run_epoch()
         save_weights(self.directory.checkpoints / "last.safetensors", self.engine.result)
 
     def outcome(self) -> Outcome:
         """How it ended."""
         assert self.best is not None
-        return Outcome(epochs=self.epoch, best_epoch=self.best[0], best_score=self.best[1], history=self.history)
+        return Outcome(
+            epochs=self.epoch, best_epoch=self.best[0], best_score=self.best[1], history=self.history, ended=self.ended
+        )
 
     def run_epoch(self) -> Iterator[None]:
         began, warmed = time.perf_counter(), self.engine.warmup
         used = self.controls
         self.batches.sampling = used.sampling
+        self.plan.objective.on_epoch(self.engine.model, self.epoch + 1)
         train, loss, rate = yield from self.train_epoch()
         self.epoch += 1
-        val = self.validate()
+        average = self.engine.average
+        if average is not None:
+            # Only an average that judges the trained model itself needs that model's own statistics.
+            average.on_epoch(self.engine.model, self.validate(self.engine.model) if average.gated else train)
+        val = self.validate(self.engine.result)
         following = self.plan.policy.on_epoch_end(train, val, self.epoch)
         if following is not None:
             self.controls = following.to(self.plan.device)
         value = score(self.plan.select, val)
-        best = self.best is None or value > self.best[1]
+        best = self.best is None or value > self.best[1] or self.plan.select == "last"
         self.history.append(
             {
                 "epoch": self.epoch,
@@ -241,6 +280,7 @@ class _Training:
         if best:
             self.best = (self.epoch, value)
             save_weights(self.directory.checkpoints / "best.safetensors", self.engine.result)
+        self.watch(val)
         self.save()
         write_history(self.directory.metrics, self.history)
         self.progress.advance(0, _note(self.epoch, self.plan.epochs, loss, validation))
@@ -266,6 +306,40 @@ class _Training:
         self.check(mean)
         return stats.cpu(), mean, rate
 
+    def watch(self, val: ClassStats) -> None:
+        """End, or go back, where the recipe says so."""
+        plan = self.plan
+        assert self.best is not None
+        if plan.patience is not None and self.epoch - self.best[0] >= plan.patience:
+            self.ended = f"no better epoch in {plan.patience}"
+        if plan.guard is None:
+            return
+        if not plan.guard.collapsed(val, self.sound):
+            if robust_share(val) > self.sound:
+                self.sound = robust_share(val)
+                if plan.guard.action == "back":
+                    state = {"model": self.engine.model.state_dict(), "optimizer": self.engine.optimizer.state_dict()}
+                    save_state(self.directory.checkpoints / "sound.pt", state)
+            return
+        fell = f"catastrophic overfitting in epoch {self.epoch}: robust accuracy fell from {100 * self.sound:.1f}"
+        if plan.guard.action == "stop":
+            self.ended = fell
+        else:
+            state = load_state(self.directory.checkpoints / "sound.pt")
+            self.engine.model.load_state_dict(state["model"])
+            self.engine.optimizer.load_state_dict(state["optimizer"])
+            self.strengthen(2)
+        then = "training stops" if self.ended else f"back to the best, with {self.strength} times as many steps"
+        warnings.warn(f"{fell} to {100 * robust_share(val):.1f}; {then}", stacklevel=2)
+
+    def strengthen(self, times: int) -> None:
+        """Give the training attack so many times its steps."""
+        self.strength *= times
+        objective: Any = self.engine.objective
+        attack = replace(objective.attack, steps=times * objective.attack.steps, step_size=None)
+        self.engine.objective = replace(objective, attack=attack)
+        self.engine.reset()
+
     def check(self, loss: float) -> None:
         """Stop a run that has gone wrong before it overwrites the last good checkpoint."""
         first = self.history[0]["loss"] if self.history else float("inf")
@@ -276,13 +350,15 @@ class _Training:
         )
         raise Diverged(f"training diverged in epoch {self.epoch + 1} (loss {loss:.4g}); {good}")
 
-    def validate(self) -> ClassStats:
-        """Statistics of the resulting model on the validation split, with the same noise in every epoch.
+    def validate(self, model: nn.Module) -> ClassStats:
+        """Statistics of a model on the validation split, with the same noise in every epoch.
 
         Losses are the objective's own, as the policies need them; accuracy under attack is the judge's, in float32.
         """
-        plan, model, searched = self.plan, self.engine.result, self.engine.searched()
+        plan, searched = self.plan, self.engine.searched(model)
         stats = ClassStats.zeros(plan.num_classes, plan.device)
+        if not len(plan.validation):
+            return stats.cpu()
         even = ClassControls.uniform(plan.num_classes).to(plan.device)
         with torch.no_grad(), frozen(model):
             for x, y, index in ordered(plan.images, plan.validation, plan.batch_size, plan.device):
@@ -302,6 +378,7 @@ class _Training:
             "policy": self.plan.policy.state_dict(),
             "controls": {name: getattr(self.controls, name) for name in ClassControls.__slots__},
             "best": self.best,
+            "guard": {"sound": self.sound, "strength": self.strength, "ended": self.ended},
             "history": self.history,
             "random": {
                 "torch": torch.get_rng_state(),
@@ -322,6 +399,9 @@ class _Training:
     def take_up(self, state: dict[str, Any]) -> None:
         engine = self.engine
         self.epoch, self.best, self.history = state["epoch"], state["best"], state["history"]
+        self.sound, self.ended = state["guard"]["sound"], state["guard"]["ended"]
+        if state["guard"]["strength"] > 1:
+            self.strengthen(state["guard"]["strength"])
         engine.model.load_state_dict(state["model"])
         engine.optimizer.load_state_dict(state["optimizer"])
         if engine.average is not None:

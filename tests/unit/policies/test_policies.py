@@ -9,7 +9,7 @@ import torch
 
 from classwise.errors import InputError
 from classwise.policies import POLICIES, WAT, Uniform
-from classwise.types import ClassControls, ClassStats, LossTerms, Policy
+from classwise.types import ClassControls, ClassStats, LossTerms, Policy, Task
 
 TABLE: list[Policy] = [Uniform(), WAT(eta=0.3)]
 
@@ -20,6 +20,10 @@ def stats(losses: list[float], n: list[int]) -> ClassStats:
     made.n += torch.tensor(n)
     made.loss += torch.tensor(losses, dtype=torch.float64) * made.n
     return made
+
+
+def task(num_classes: int) -> Task:
+    return Task(classes=tuple(f"class {label}" for label in range(num_classes)), beta=6.0)
 
 
 def fresh(policy: Policy) -> Policy:
@@ -48,7 +52,7 @@ def test_wat_weights_by_hand() -> None:
     (0, 2), average 1; costs (4, 6, 5); the ratio 1:4:2 of 7; weights 2·1/7 + 2/7 = 4/7 and 2·4/7 + 2/7 = 10/7.
     """
     policy = WAT(eta=math.log(2))
-    assert torch.equal(policy.start(2).weight_nat, torch.ones(2))
+    assert torch.equal(policy.start(task(2)).weight_nat, torch.ones(2))
     train = stats([1.0, 1.0], [40, 40])
     expected = [(8 / 14, 20 / 14), (1.0, 1.0), (4 / 7, 10 / 7)]
     for epoch, (losses, weights) in enumerate(zip([[1.0, 3.0], [3.0, 1.0], [0.0, 2.0]], expected, strict=True), 1):
@@ -61,7 +65,7 @@ def test_wat_weights_by_hand() -> None:
 def test_wat_uses_class_means_where_classes_differ_in_size() -> None:
     """Σ_k w_k L_k with L_k a class mean: on classes of 30 and 10 images the weights are w_k · 40 / n_k + w_avg."""
     policy = WAT(eta=math.log(2))
-    policy.start(2)
+    policy.start(task(2))
     controls = policy.on_epoch_end(stats([1.0, 1.0], [30, 10]), stats([1.0, 3.0], [10, 10]), 1)
     assert controls.weight_nat.tolist() == pytest.approx([2 / 14 * 40 / 30 + 4 / 14, 8 / 14 * 40 / 10 + 4 / 14])
     assert (controls.weight_nat * torch.tensor([30, 10])).sum().item() / 40 == pytest.approx(1.0)
@@ -84,8 +88,8 @@ def test_wat_refuses_a_rate_that_is_not_positive() -> None:
 def test_permuting_classes_permutes_controls(policy: Policy, num_classes: int) -> None:
     order = torch.randperm(num_classes, generator=torch.Generator().manual_seed(0))
     plain, permuted = fresh(policy), fresh(policy)
-    plain.start(num_classes)
-    permuted.start(num_classes)
+    plain.start(task(num_classes))
+    permuted.start(task(num_classes))
     one = drive(plain, num_classes, range(1, 4))
     two = drive(permuted, num_classes, range(1, 4), order)
     for name in ("weight_nat", "weight_adv", "eps_scale", "beta_scale"):
@@ -96,7 +100,7 @@ def test_permuting_classes_permutes_controls(policy: Policy, num_classes: int) -
 def test_saved_state_continues_where_it_stopped(policy: Policy) -> None:
     whole, first, second = fresh(policy), fresh(policy), fresh(policy)
     for part in (whole, first, second):
-        part.start(5)
+        part.start(task(5))
     expected = drive(whole, 5, range(1, 7))
     drive(first, 5, range(1, 4))
     second.load_state_dict(first.state_dict())
@@ -107,7 +111,7 @@ def test_saved_state_continues_where_it_stopped(policy: Policy) -> None:
 @pytest.mark.parametrize("policy", TABLE, ids=repr)
 def test_a_class_without_examples_does_no_harm(policy: Policy) -> None:
     policy = fresh(policy)
-    policy.start(3)
+    policy.start(task(3))
     controls = policy.on_epoch_end(stats([1.0, 0.0, 1.0], [10, 0, 10]), stats([1.0, 0.0, 2.0], [5, 0, 5]), 1)
     if controls is not None:
         assert controls.weight_nat.isfinite().all()

@@ -23,7 +23,7 @@ def test_equals_the_recursion(decay: float) -> None:
     average = WeightAverage(counted(-100.0), decay)
     expected = -100.0
     for step in range(200):
-        average.update(counted(float(step)))
+        average.on_step(counted(float(step)))
         share = min(decay, step / (step + 9))
         expected = share * expected + (1 - share) * step
     assert average.model.weight.item() == pytest.approx(expected, rel=1e-5)
@@ -34,15 +34,15 @@ def test_equals_the_recursion(decay: float) -> None:
 def test_forgets_the_initial_weights_at_once() -> None:
     """Whatever the decay: the first step replaces them, and soon the average is near the present weights."""
     average = WeightAverage(counted(1e6), 0.9999)
-    average.update(counted(1.0))
+    average.on_step(counted(1.0))
     assert average.model.weight.item() == 1.0
 
 
 def test_saved_state_continues_where_it_stopped() -> None:
     whole, first, second = (WeightAverage(counted(0.0), 0.9) for _ in range(3))
     for step in range(30):
-        whole.update(counted(float(step)))
-        (first if step < 11 else second).update(counted(float(step)))
+        whole.on_step(counted(float(step)))
+        (first if step < 11 else second).on_step(counted(float(step)))
         if step == 10:
             second.load_state_dict(first.state_dict())
     assert torch.equal(whole.model.weight, second.model.weight)
@@ -59,6 +59,6 @@ def test_tied_weights_count_once() -> None:
             self.two = self.one
 
     average = WeightAverage(Tied(0.0), 0.5)
-    average.update(Tied(1.0))
-    average.update(Tied(2.0))
+    average.on_step(Tied(1.0))
+    average.on_step(Tied(2.0))
     assert average.model.two.weight.item() == pytest.approx(0.1 * 1 + 0.9 * 2)

@@ -315,12 +315,12 @@ def test_a_checkpoint_of_something_else_is_one_line(tmp_path: Path) -> None:
 
 
 def test_no_parameter_lets_test_data_in() -> None:
-    """Neither the plan nor the loop has a place for a second data set or a split's name."""
+    """Neither the plan nor the loop has a place for another data set or a split's name; extra images are for training."""
     from dataclasses import fields
 
     from classwise.training.loop import Plan
 
-    assert [f.name for f in fields(Plan) if "ImageSet" in str(f.type)] == ["images"]
+    assert [f.name for f in fields(Plan) if "ImageSet" in str(f.type)] == ["images", "extra"]
     assert not [f.name for f in fields(Plan) if "split" in f.name or "test" in f.name]
 
 

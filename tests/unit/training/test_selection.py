@@ -68,6 +68,7 @@ def test_rules_prefer_different_epochs():
         "robust+worst": "worst",
         "worst-loss": "loss",
         "natural": "average",
+        "last": "average",  # a tie: which is the last, the loop knows
     }
 
 
