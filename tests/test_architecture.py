@@ -44,6 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"types", "forward", "noise", "threat", "attacks", "data", "models", "metrics", "verdicts", "rundir"}
     | {"reporting", "engine"},
     "suite": GROUND | {"attacks", "corruptions", "plugins", "threat", "verdicts"},
+    "methods": GROUND | {"types", "threat", "models"},
     "recipes": GROUND | {"plugins", "threat", "training", "engine"},
     "bench": GROUND
     | {"engine"}

@@ -186,6 +186,9 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
     optimizer = build("optimizer", OPTIMIZERS, recipe.optimizer)
     schedule = build("schedule", SCHEDULES, recipe.schedule)
     _check_validation(recipe, policy)
+    _check_attack(recipe, objective, policy)
+    if recipe.fawa is not None and recipe.ema:
+        raise InputError("fawa and ema are two averages of the weights: choose one")
     if policy.fine_tunes and recipe.start is None:
         raise InputError(
             f"policy {recipe.policy['name']!r} fine-tunes a robust model: name its run in the recipe's start"
@@ -207,6 +210,7 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
         asked = str(Spec.parse(recipe.model))
         model = build_model(asked, num_classes=num_classes, in_channels=images.images.shape[1])
     _check_trainable(model, images, num_classes)
+    objective.on_epoch(model, 1)  # a model that does not go with it is said now
     if recipe.start is not None:
         warm_start(model, recipe.start)
     return Plan(
@@ -261,6 +265,21 @@ def _check_validation(recipe: Recipe, policy: Policy) -> None:
     for what, wants in wanting.items():
         if wants:
             raise InputError(f"{what} needs validation images: set validation_per_class to more than 0")
+
+
+def _check_attack(recipe: Recipe, objective: Objective, policy: Policy) -> None:
+    """Say before anything starts that a policy wants of the training attack what it cannot do."""
+    asking, asked = f"policy {recipe.policy['name']!r}", f"objective {recipe.objective['name']!r}"
+    aims = "targets" in policy.turns
+    if objective.attack is None and (aims or "batch.logits_adv" in policy.uses):
+        raise InputError(f"{asking} needs a training attack, and {asked} has none")
+    if aims and type(objective).perturb is not Objective.perturb:
+        raise InputError(f"{asking} aims the training attack, and that of {asked} cannot aim")
+    if aims and getattr(objective.attack, "loss", None) == "kl":
+        raise InputError(
+            f"{asking} aims the training attack, and the loss 'kl' that {asked} climbs knows no target: "
+            "set loss to ce, margin or dlr in the recipe's attack table"
+        )
 
 
 def _extra_images(recipe: Recipe, images: ImageSet, device: torch.device, progress: Progress) -> ImageSet | None:

@@ -95,9 +95,10 @@ def draw(shares: Tensor, generator: Randomness) -> Tensor:
     noise: Noise = generator if isinstance(generator, ExampleNoise) else SharedNoise(generator)
     limits = shares.cumsum(1)
     place = noise.uniform(limits[:, :1]) * limits[:, -1:]
-    # The limits up to the place are passed; rounding must not pass the last that has a share.
-    last = (shares > 0).long().mul(torch.arange(shares.shape[1], device=shares.device)).amax(1)
-    return torch.minimum((limits <= place).sum(1), last)
+    # The first beyond the place, or the last of all. However sums are rounded, it must be one that has a share.
+    numbers = torch.arange(shares.shape[1], device=shares.device)
+    last = (numbers * (shares > 0)).amax(1, keepdim=True)
+    return torch.where((limits > place) & (shares > 0), numbers, last).amin(1)
 
 
 def _signed(value: int) -> int:

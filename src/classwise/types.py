@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from classwise.errors import InputError, unknown
-from classwise.noise import Randomness, draw
+from classwise.noise import Randomness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +264,11 @@ class Objective(Protocol):
     """Whose idea it is, as in ``Zhang et al. 2019``."""
 
     @property
+    def replays(self) -> int:
+        """Updates made on one batch."""
+        return 1
+
+    @property
     def attack(self) -> Attack | None:
         """The inner maximisation, or None for training without one."""
 
@@ -291,15 +296,16 @@ class Objective(Protocol):
         """Adversarial images for a batch, each class within its own radius, and towards its own targets."""
         if self.attack is None:
             return x
-        scale = controls.eps_scale[y]
-        if controls.targets is None:
-            return self.attack(model, x, y, eps_scale=scale, generator=generator)
-        targets = draw(controls.targets[y], generator)
-        return self.attack(model, x, y, eps_scale=scale, generator=generator, targets=targets)
+        targets = None if controls.targets is None else controls.targets[y]
+        return self.attack(model, x, y, eps_scale=controls.eps_scale[y], generator=generator, targets=targets)
 
     def terms(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
         """The terms of clean images and their adversarial ones."""
         raise NotImplementedError
+
+    def again(self, x: Tensor, x_adv: Tensor, y: Tensor, controls: ClassControls) -> Tensor:
+        """The adversarial images of a further update on the same batch, by the gradient that the last one left."""
+        return x_adv
 
     def on_epoch(self, model: nn.Module, epoch: int) -> None:
         """What is to be set in the model before an epoch, counted from 1."""

@@ -99,6 +99,8 @@ class AimedAttack(BallAttack):
         """The classes to aim at, one after the other."""
         if self.target is None and problem.targets is None:
             return [None]
+        if problem.drawn:
+            return [problem.targets]
         clean = problem.logits(problem.ball.centre)
         num_classes = clean.shape[1]
         if problem.targets is not None:

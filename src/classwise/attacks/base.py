@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from classwise.attacks.problem import Problem, Tally
 from classwise.errors import InputError
 from classwise.forward import device_of, dtype_of, frozen, logits_of
-from classwise.noise import ExampleNoise, Noise, Randomness, SharedNoise
+from classwise.noise import ExampleNoise, Noise, Randomness, SharedNoise, draw
 from classwise.spec import convert
 from classwise.threat import Norm, Threat
 from classwise.types import Effort, Whom
@@ -90,7 +90,7 @@ class BallAttack(ABC):
 
         ``eps_scale`` (B,) stretches the radius of single examples. ``generator`` makes the search reproducible:
         a torch generator, or one stream per example, which makes the result independent of the batching.
-        ``targets`` (B,) are the classes an attack that can aim should aim at.
+        ``targets`` are the classes an attack that can aim should aim at (B,), or shares to draw them from (B, K).
         """
         return self.run(model, x, y, eps_scale=eps_scale, generator=generator, targets=targets)[0]
 
@@ -133,7 +133,8 @@ class BallAttack(ABC):
             raise InputError(f"{len(x)} images need as many labels, got {len(y)}")
         if targets is not None and not self.aims:
             raise InputError(f"{type(self).__name__} cannot aim: it takes no targets")
-        if targets is not None and targets.shape != y.shape:
+        shares = targets is not None and targets.dim() == 2 and targets.is_floating_point()
+        if targets is not None and (targets[:, 0] if shares else targets).shape != y.shape:
             raise InputError(f"{len(y)} images need as many targets, got {tuple(targets.shape)}")
         noise: Noise = generator if isinstance(generator, ExampleNoise) else SharedNoise(generator)
         device, dtype = device_of(model), dtype_of(model)
@@ -143,6 +144,8 @@ class BallAttack(ABC):
 
         with torch.inference_mode(False):
             # Clones are normal tensors even where the caller works in inference mode.
+            if targets is not None:
+                targets = draw(targets.to(device), generator) if shares else targets.clone().to(device)
             return Problem(
                 forward=forward,
                 ball=self.threat.ball(x.detach().clone().to(device), eps_scale),
@@ -150,7 +153,8 @@ class BallAttack(ABC):
                 noise=noise,
                 tally=Tally(len(x), device),
                 rows=torch.arange(len(x), device=device),
-                targets=None if targets is None else targets.clone().to(device),
+                targets=targets,
+                drawn=shares,
                 slack=getattr(model, "slack", 0.0),
             )
 

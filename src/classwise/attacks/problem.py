@@ -67,6 +67,8 @@ class Problem:
     """(B,) places of these examples in the whole batch."""
     targets: Tensor | None = None
     """(B,) classes the caller wants the examples to be taken for."""
+    drawn: bool = False
+    """Whether these were drawn from shares: then they are classes, and nobody has to look at them."""
     slack: float = 0.0
     """How far beyond the boundary a label counts as lost: as much as the model asked may differ from the one meant."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -22,20 +23,32 @@ class Kind(StrEnum):
     RECIPES = "recipes"
 
 
+@dataclass(frozen=True)
+class Listing:
+    """A table of what there is."""
+
+    title: str
+    rows: list[list[str]]
+    columns: list[str] = field(default_factory=lambda: ["name", "settings", "what it is"])
+    named: bool = True
+    """Whether its first column is what is listed, or says more of it."""
+
+
 @guarded
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the names as JSON.")] = False,
 ) -> None:
     """List attacks, methods, models, data sets or recipes with their settings."""
-    rows = _ROWS[kind]()
+    tables = _TABLES[kind]()
     if as_json:
-        say_json([row[0] for row in rows])
+        say_json([row[0] for part in tables if part.named for row in part.rows])
         return
-    table(kind.value, ["name", "settings", "what it is"], rows, numbers=False)
+    for part in tables:
+        table(part.title, part.columns, part.rows, numbers=False)
 
 
-def _attacks() -> list[list[str]]:
+def _attacks() -> list[Listing]:
     from classwise.attacks import ATTACKS
     from classwise.corruptions import CORRUPTIONS
 
@@ -44,36 +57,53 @@ def _attacks() -> list[list[str]]:
         f"kind={'+'.join(CORRUPTIONS)} family=noise+blur+weather+digital severity=1+2+3+4+5",
         "Natural corruptions of Hendrycks & Dietterich: no ball, no attacker.",
     ]
-    return [*_registered(ATTACKS), every]
+    return [Listing("attacks", [*_registered(ATTACKS), every])]
 
 
-def _methods() -> list[list[str]]:
+def _methods() -> list[Listing]:
+    from classwise.methods import conflict, nature_of
     from classwise.objectives import OBJECTIVES
     from classwise.policies import POLICIES
 
-    objectives = [[f"objective = {row[0]}", *row[1:]] for row in _registered(OBJECTIVES)]
-    return objectives + [[f"policy = {row[0]}", *row[1:]] for row in _registered(POLICIES)]
+    plain = {name: kind() for name, kind in OBJECTIVES.items()}
+    objectives = [
+        [name, OBJECTIVES[name].paper, f"{nature_of(objective).cost:g}", *_registered({name: OBJECTIVES[name]})[0][1:]]
+        for name, objective in plain.items()
+    ]
+    policies = [
+        [name, kind.paper, ", ".join(kind.turns), ", ".join(kind.uses), *_registered({name: kind})[0][1:]]
+        for name, kind in POLICIES.items()
+    ]
+    matrix = [
+        [name, *("–" if conflict(kind, objective) else "yes" for objective in plain.values())]
+        for name, kind in POLICIES.items()
+    ]
+    return [
+        Listing("objective =", objectives, ["name", "paper", "passes an image", "settings", "what it is"]),
+        Listing("policy =", policies, ["name", "paper", "turns", "looks at", "settings", "what it is"]),
+        Listing("which policy makes sense on which objective", matrix, ["", *plain], named=False),
+    ]
 
 
-def _models() -> list[list[str]]:
+def _models() -> list[Listing]:
     from classwise.models import MODELS
 
-    return _registered(MODELS)
+    return [Listing("models", _registered(MODELS))]
 
 
-def _datasets() -> list[list[str]]:
+def _datasets() -> list[Listing]:
     from classwise.data import DATASETS
 
-    return [[name, "", f"{len(card.classes)} classes"] for name, card in DATASETS.items()]
+    return [Listing("datasets", [[name, "", f"{len(card.classes)} classes"] for name, card in DATASETS.items()])]
 
 
-def _recipes() -> list[list[str]]:
+def _recipes() -> list[Listing]:
     from classwise.recipes import recipe_header, recipe_names
 
-    return [[name, "", recipe_header(name)] for name in recipe_names()]
+    return [Listing("recipes", [[name, "", recipe_header(name)] for name in recipe_names()])]
 
 
-_ROWS: Mapping[Kind, Callable[[], list[list[str]]]] = {
+_TABLES: Mapping[Kind, Callable[[], list[Listing]]] = {
     Kind.ATTACKS: _attacks,
     Kind.METHODS: _methods,
     Kind.MODELS: _models,
@@ -95,6 +125,10 @@ def _setting(name: str, default: Any) -> str:
     """A default as it would be written in a spec; the bare name where there is none."""
     if default is None:
         return name
+    if is_dataclass(default) and not isinstance(default, type):
+        usual: Any = type(default)()
+        own = [part.name for part in fields(default) if getattr(default, part.name) != getattr(usual, part.name)]
+        return f"{name}=({', '.join(f'{part}={getattr(default, part)}' for part in own)})"
     value = "+".join(f"{part:g}" for part in default) if isinstance(default, tuple) else default
     return f"{name}={value}"
 

@@ -27,7 +27,7 @@ def folded(model: nn.Module) -> fx.GraphModule:
     W' = W · γ/σ and b' = (b - μ) · γ/σ + β, channel by channel. Batch norms elsewhere stay. ``meta["folds"]`` tells
     which batch norm went into which convolution.
     """
-    graph = fx.symbolic_trace(model.eval())
+    graph = fx.GraphModule(model, _Reader().trace(model.eval()))
     folds = graph.meta["folds"] = {}
     for node in list(graph.graph.nodes):
         conv: Any = node.args[0] if node.args else None
@@ -38,6 +38,13 @@ def folded(model: nn.Module) -> fx.GraphModule:
             node.replace_all_uses_with(conv)
             graph.graph.erase_node(node)
     return _cleaned(graph)
+
+
+class _Reader(fx.Tracer):
+    """Takes anybody's kind of linear layer whole: inside it may set the precision, which a graph cannot hold."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, nn.Linear) or super().is_leaf_module(m, module_qualified_name)
 
 
 def folded_weights(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:

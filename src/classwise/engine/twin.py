@@ -155,7 +155,7 @@ def _lower(body: nn.Module) -> None:
     for layer in layers[1:-1]:
         layer.to(torch.bfloat16)
     *rest, head = layers
-    few = isinstance(head, nn.Linear) and head.out_features <= FEW
+    few = type(head) is nn.Linear and head.out_features <= FEW
     head.forward = _in_float32(_summed(head) if few else head.forward)  # type: ignore[method-assign, assignment, arg-type]
     if rest and isinstance(first := rest[0], nn.Conv2d) and first.groups == 1 and 2 * first.in_channels <= WIDE:
         _widen(first)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from classwise.objectives.bat import BAT
+from classwise.objectives.free import Free
+from classwise.objectives.hypersphere import HypersphereEmbedding
 from classwise.objectives.madry import Madry
+from classwise.objectives.mart import Mart
+from classwise.objectives.similarity import Similarity
 from classwise.objectives.standard import Standard
 from classwise.objectives.trades import Trades
 from classwise.types import Objective
@@ -13,6 +18,11 @@ OBJECTIVES: Mapping[str, type[Objective]] = {
     "standard": Standard,
     "madry": Madry,
     "trades": Trades,
+    "free": Free,
+    "mart": Mart,
+    "he": HypersphereEmbedding,
+    "similarity": Similarity,
+    "bat": BAT,
 }
 
-__all__ = ["OBJECTIVES", "Madry", "Standard", "Trades"]
+__all__ = ["BAT", "OBJECTIVES", "Free", "HypersphereEmbedding", "Madry", "Mart", "Similarity", "Standard", "Trades"]

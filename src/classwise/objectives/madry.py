@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from classwise.attacks import PGD
 from classwise.forward import logits_of
-from classwise.types import LossTerms, Objective
+from classwise.objectives.label_smoothing import Smoothed
+from classwise.types import LossTerms
 
 
 @dataclass(frozen=True, kw_only=True)
-class Madry(Objective):
+class Madry(Smoothed):
     """Cross-entropy on attacked images. Batch-norm statistics are updated by the one adversarial pass."""
 
     paper: ClassVar[str] = "Madry et al. 2018"
@@ -29,5 +29,5 @@ class Madry(Objective):
 
     def terms(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
         logits = logits_of(model(x_adv))
-        adv = F.cross_entropy(logits, y, reduction="none")
+        adv = self.cross_entropy(logits, y)
         return LossTerms(nat=torch.zeros_like(adv), adv=adv, beta=1.0, logits_adv=logits)

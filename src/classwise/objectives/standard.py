@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from classwise.forward import logits_of
-from classwise.types import LossTerms, Objective
+from classwise.objectives.label_smoothing import Smoothed
+from classwise.types import LossTerms
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standard(Objective):
+class Standard(Smoothed):
     """Cross-entropy on clean images. Batch-norm statistics are updated by the one clean pass."""
 
     @property
@@ -22,5 +22,5 @@ class Standard(Objective):
 
     def terms(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
         logits = logits_of(model(x))
-        nat = F.cross_entropy(logits, y, reduction="none")
+        nat = self.cross_entropy(logits, y)
         return LossTerms(nat=nat, adv=torch.zeros_like(nat), beta=0.0, logits_nat=logits)

@@ -11,19 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from classwise.attacks import PGD
 from classwise.attacks.losses import divergence
 from classwise.errors import InputError
 from classwise.forward import both
+from classwise.objectives.label_smoothing import Smoothed
 from classwise.spec import Number
-from classwise.types import LossTerms, Objective
+from classwise.types import LossTerms
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trades(Objective):
+class Trades(Smoothed):
     """Clean cross-entropy plus a regulariser. Batch-norm statistics see the clean, then the attacked batch."""
 
     paper: ClassVar[str] = "Zhang et al. 2019"
@@ -32,13 +32,14 @@ class Trades(Objective):
     attack: PGD = PGD(steps=10, loss="kl", start="gaussian")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.beta < 0:
             raise InputError(f"beta must not be negative, got {self.beta}")
 
     def terms(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
         logits_nat, logits_adv = both(model, x, x_adv)
         return LossTerms(
-            nat=F.cross_entropy(logits_nat, y, reduction="none"),
+            nat=self.cross_entropy(logits_nat, y),
             # The gradient flows through both distributions, as in the paper.
             adv=divergence(logits_nat)(logits_adv),
             beta=self.beta,

@@ -4,13 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from classwise.policies.beta_vector import BetaVector
+from classwise.policies.cfa import CFA
+from classwise.policies.cfol import CFOL
+from classwise.policies.chi_square import ChiSquare
+from classwise.policies.csl import CSL
+from classwise.policies.dafa import DAFA
+from classwise.policies.faal import FAAL
+from classwise.policies.fair_tat import FairTAT
+from classwise.policies.frl import FRLRemargin, FRLReweight
+from classwise.policies.targeted import Targeted
 from classwise.policies.uniform import Uniform
 from classwise.policies.wat import WAT
 from classwise.types import Policy
 
 POLICIES: Mapping[str, type[Policy]] = {
     "uniform": Uniform,
+    "csl": CSL,
+    "beta-vector": BetaVector,
+    "frl-rw": FRLReweight,
+    "frl-rwrm": FRLRemargin,
     "wat": WAT,
+    "cfa": CFA,
+    "dafa": DAFA,
+    "cfol": CFOL,
+    "faal": FAAL,
+    "fair-tat": FairTAT,
+    "targeted": Targeted,
+    "chi-square": ChiSquare,
 }
 
-__all__ = ["POLICIES", "WAT", "Uniform"]
+__all__ = [
+    "CFA",
+    "CFOL",
+    "CSL",
+    "DAFA",
+    "FAAL",
+    "POLICIES",
+    "WAT",
+    "BetaVector",
+    "ChiSquare",
+    "FRLRemargin",
+    "FRLReweight",
+    "FairTAT",
+    "Targeted",
+    "Uniform",
+]

@@ -169,6 +169,8 @@ class _Step:
     """One captured step on buffers of its own."""
 
     def __init__(self, engine: Engine, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> None:
+        if engine.objective.replays > 1:
+            raise TypeError(f"{type(engine.objective).__name__} makes several updates on every batch")
         self.engine, self.x, self.y = engine, x.clone(), y.clone()
         self.controls = replace(
             controls, **{part.name: getattr(controls, part.name).clone() for part in _tensors(controls)}
@@ -204,7 +206,8 @@ class _Step:
         self.model.train()
         self.stand.train()
         self.refresh(self.model)
-        terms, loss = self.engine.descend(self.stand, self.x, self.y, self.controls, generator)
+        x_adv = self.engine.attacked(self.stand, self.x, self.y, self.controls, generator)
+        terms, loss = self.engine.descend(self.stand, self.x, x_adv, self.y, self.controls)
         parts = {part.name: getattr(terms, part.name).detach() for part in _tensors(terms)}
         return replace(terms, **parts), loss
 

@@ -52,17 +52,25 @@ class Engine:
     def step(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> tuple[LossTerms, Tensor]:
         """Train on one batch; the terms and the mean loss, still on the device."""
         self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        terms, loss = self.descend(self.model, x, y, controls, generator)
-        self.update()
+        x_adv = self.attacked(self.model, x, y, controls, generator)
+        for replay in range(self.objective.replays):
+            x_adv = x_adv if replay == 0 else self.objective.again(x, x_adv, y, controls)
+            self.optimizer.zero_grad(set_to_none=True)
+            terms, loss = self.descend(self.model, x, x_adv, y, controls)
+            self.update()
         return terms, loss
 
-    def descend(
+    def attacked(
         self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness
-    ) -> tuple[LossTerms, Tensor]:
-        """Loss terms and mean loss, with the gradient left in the weights. ``model`` may stand in for the engine's."""
+    ) -> Tensor:
+        """Adversarial images for a batch. ``model`` may stand in for the engine's."""
         with self.lowered(x):
-            x_adv = self.objective.perturb(model, x, y, controls, generator=generator)
+            return self.objective.perturb(model, x, y, controls, generator=generator)
+
+    def descend(
+        self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, controls: ClassControls
+    ) -> tuple[LossTerms, Tensor]:
+        """Loss terms and mean loss, with the gradient left in the weights."""
 
         def loss_of() -> tuple[LossTerms, Tensor]:
             with self.lowered(x):

@@ -1,4 +1,4 @@
-"""The weight average against its closed form, from the first step to the last."""
+"""Weight averages against their closed forms: over all steps, and over the epochs that are let in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from classwise.training.averaging import WeightAverage
+from classwise.errors import InputError
+from classwise.training.averaging import FAWA, FAWASettings, WeightAverage
+from classwise.types import ClassStats
 
 
 def counted(value: float) -> nn.Module:
@@ -62,3 +64,53 @@ def test_tied_weights_count_once() -> None:
     average.on_step(Tied(1.0))
     average.on_step(Tied(2.0))
     assert average.model.two.weight.item() == pytest.approx(0.1 * 1 + 0.9 * 2)
+
+
+def verdicts(*correct: int) -> ClassStats:
+    """Ten examples a class, so many of them right under attack; none at all where the number is negative."""
+    made = ClassStats.zeros(len(correct))
+    made.n_adv += torch.tensor([0 if right < 0 else 10 for right in correct])
+    made.correct_adv += torch.tensor([max(right, 0) for right in correct])
+    return made
+
+
+def test_only_epochs_whose_worst_class_holds_are_let_in() -> None:
+    """d = 1/2, threshold 0.3. Epoch 1 is too early, 2 has a class at 0.2, 3 begins: 3. Epoch 4 has none: still 3.
+    Epoch 5: (3 + 5) / 2 = 4. Epoch 6, whose weak class has no examples: (4 + 6) / 2 = 5."""
+    average = FAWA(counted(-100.0), FAWASettings(decay=0.5, threshold=0.3, begin=2))
+    expected = [None, None, 3.0, 3.0, 4.0, 5.0]
+    epochs = [verdicts(9, 9), verdicts(2, 9), verdicts(3, 9), verdicts(9, 0), verdicts(4, 4), verdicts(-1, 5)]
+    for epoch, (val, value) in enumerate(zip(epochs, expected, strict=True), 1):
+        average.on_step(counted(1000.0))  # steps do not matter
+        average.on_epoch(counted(float(epoch)), val)
+        found = None if average.model is None else average.model.weight.item()
+        assert found == value
+    assert average.model is not None
+    assert average.model.running_mean.item() == 50.0
+    assert average.model.num_batches_tracked.item() == 6
+
+
+def test_a_gated_average_continues_where_it_stopped() -> None:
+    whole, first, second = (FAWA(counted(0.0), FAWASettings(begin=3, threshold=0.5)) for _ in range(3))
+    for epoch in range(1, 9):
+        val = verdicts(epoch + 1, 9)
+        whole.on_epoch(counted(float(epoch)), val)
+        (first if epoch < 5 else second).on_epoch(counted(float(epoch)), val)
+        if epoch == 4:
+            second.load_state_dict(first.state_dict())
+    assert whole.model is not None
+    assert second.model is not None
+    assert torch.equal(whole.model.weight, second.model.weight)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"decay": 1}, "decay must lie in"),
+        ({"threshold": 20}, "threshold is a fraction of one, got 20"),
+        ({"begin": 0}, "begin counts epochs from 1"),
+    ],
+)
+def test_impossible_gates(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        FAWASettings(**settings)  # type: ignore[arg-type]

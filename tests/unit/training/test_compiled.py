@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import classwise as cw
 from classwise.api import make_plan
 from classwise.engine import twin_of
 from classwise.forward import exact
+from classwise.policies import Uniform
 from classwise.recipes import load_recipe
 from classwise.training import compiled
 from classwise.training.compiled import CompiledEngine, Stand
@@ -195,14 +197,30 @@ def test_statistics_come_out_of_a_replay() -> None:
 
 
 @needs_gpu
-def test_a_policy_that_looks_at_batches_trains_eagerly_with_a_warning(tmp_path: Path) -> None:
-    class Looking(type(plan_for().policy)):  # type: ignore[misc]
-        def on_batch(self, terms: LossTerms, y: Tensor) -> ClassControls | None:
-            return None
+def test_a_policy_that_looks_at_batches_is_part_of_the_step() -> None:
+    class Halving(Uniform):
+        def on_batch(self, terms: LossTerms, y: Tensor) -> ClassControls:
+            even = ClassControls.uniform(10).to(y.device)
+            return replace(even, weight_nat=even.weight_nat / 2, weight_adv=even.weight_adv / 2)
 
     plan, _, fast = pair()
-    fast.policy = Looking()
-    with pytest.warns(UserWarning, match="runs eagerly: .*looks at every batch"):
+    x, y = batch(plan)
+    whole = float(step(fast, plan, x, y)[1])
+    _, _, other = pair()
+    other.policy = Halving()
+    assert float(step(other, plan, x, y)[1]) == pytest.approx(whole / 2, rel=0.02)
+    assert other.captured is not None
+
+
+@needs_gpu
+def test_a_policy_that_waits_for_the_device_trains_eagerly_with_a_warning() -> None:
+    class Waiting(Uniform):
+        def on_batch(self, terms: LossTerms, y: Tensor) -> None:
+            float(terms.adv.sum())
+
+    plan, _, fast = pair()
+    fast.policy = Waiting()
+    with pytest.warns(UserWarning, match="runs eagerly: "):
         step(fast, plan, *batch(plan))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

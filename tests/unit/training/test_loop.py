@@ -315,7 +315,7 @@ def test_a_checkpoint_of_something_else_is_one_line(tmp_path: Path) -> None:
 
 
 def test_no_parameter_lets_test_data_in() -> None:
-    """Neither the plan nor the loop has a place for another data set or a split's name; extra images are for training."""
+    """Neither the plan nor the loop has a place for another data set, besides extra images, or for a split's name."""
     from dataclasses import fields
 
     from classwise.training.loop import Plan

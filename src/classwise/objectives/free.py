@@ -1,0 +1,54 @@
+"""Free adversarial training (Shafahi et al. 2019, Algorithm 1): one backward pass moves the weights and the images.
+
+Every batch is trained on ``replays`` times in a row. The gradient of each loss with respect to the images, which comes
+with that of the weights, moves them by a step in the ball for the next replay. So an epoch costs ``replays`` passes
+forward and back, whatever the strength of the attack.
+
+Deviations
+* The images of a batch start anew within the ball; the paper goes on with the perturbation of the batch before, which
+  belongs to other images.
+* ``epochs`` in a recipe are passes over the data with all their replays; the paper divides their number by ``replays``.
+"""
+
+# B batch
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from classwise.attacks import PGD
+from classwise.errors import InputError
+from classwise.noise import ExampleNoise, Noise, Randomness, SharedNoise
+from classwise.objectives.madry import Madry
+from classwise.types import ClassControls
+
+
+@dataclass(frozen=True, kw_only=True)
+class Free(Madry):
+    """Cross-entropy on images that move with the weights. Each replay updates batch-norm statistics once."""
+
+    paper: ClassVar[str] = "Shafahi et al. 2019"
+
+    replays: int = 4
+    attack: PGD = PGD(steps=1)
+    """Its ball, start and step size; the step defaults to the radius, as in the paper."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.replays < 2:
+            raise InputError(f"replays must be at least 2, got {self.replays}: with one, no image moves")
+
+    def perturb(
+        self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, *, generator: Randomness = None
+    ) -> Tensor:
+        noise: Noise = generator if isinstance(generator, ExampleNoise) else SharedNoise(generator)
+        return self.attack.threat.ball(x, controls.eps_scale[y]).start(self.attack.start, noise).requires_grad_()
+
+    def again(self, x: Tensor, x_adv: Tensor, y: Tensor, controls: ClassControls) -> Tensor:
+        assert x_adv.grad is not None
+        size = self.attack.step_size if self.attack.step_size is not None else self.attack.threat.eps
+        ball = self.attack.threat.ball(x, controls.eps_scale[y])
+        return ball.step(x_adv.detach(), x_adv.grad, size).requires_grad_()

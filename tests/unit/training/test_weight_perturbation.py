@@ -1,0 +1,118 @@
+"""Adversarial weight perturbation: the gradient at the pushed weights, by hand, and everything else as it was."""
+
+# B batch, K classes
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from classwise.errors import InputError
+from classwise.objectives import Madry, Standard
+from classwise.policies import Uniform
+from classwise.training.engine import Engine
+from classwise.training.weight_perturbation import WeightPerturbation
+from classwise.types import ClassControls, Objective
+
+GAMMA = 0.3
+
+
+def engine_for(model: nn.Module, objective: Objective, gamma: float | None = GAMMA) -> Engine:
+    return Engine(
+        model=model,
+        objective=objective,
+        policy=Uniform(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        average=None,
+        precision="fp32",
+        clip=None,
+        awp=None if gamma is None else WeightPerturbation(gamma=gamma),
+    )
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(1)
+    return torch.rand(6, 1, 2, 2, generator=random, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double()
+
+
+def test_a_step_descends_by_the_gradient_at_the_pushed_weights() -> None:
+    """w - lr · ∇L(w + gamma ‖w‖ g / ‖g‖), the bias with its gradient there but without a push of its own."""
+    model, (x, y) = linear(), batch()
+    weight, bias = (parameter.detach().clone() for parameter in model.parameters())
+    flat = x.flatten(1)
+
+    def gradient(at: Tensor) -> tuple[Tensor, Tensor]:
+        error = (torch.softmax(flat @ at.T + bias, 1) - F.one_hot(y, 3)) / len(y)
+        return error.T @ flat, error.sum(0)
+
+    ascent = gradient(weight)[0]
+    pushed = weight + GAMMA * weight.norm() / ascent.norm() * ascent
+    expected_weight, expected_bias = gradient(pushed)
+    engine_for(model, Standard()).step(x, y, ClassControls.uniform(3), None)
+    moved_weight, moved_bias = model.parameters()
+    assert torch.allclose(moved_weight, weight - 0.1 * expected_weight, atol=1e-12)
+    assert torch.allclose(moved_bias, bias - 0.1 * expected_bias, atol=1e-12)
+
+
+def test_the_attack_meets_the_weights_as_they_are() -> None:
+    """The adversarial images of a step with and without the push are the same."""
+    x, y = batch()
+    asked: list[Tensor] = []
+
+    class Watching(Madry):
+        def terms(self, model, x, x_adv, y):  # type: ignore[no-untyped-def]
+            asked.append(x_adv)
+            return super().terms(model, x, x_adv, y)
+
+    objective = Watching(attack=Madry().attack.__class__(steps=3, eps=0.2))
+    for gamma in (None, GAMMA):
+        engine = engine_for(linear(), objective, gamma)
+        engine.step(x, y, ClassControls.uniform(3), torch.Generator().manual_seed(0))
+    assert len(asked) == 3  # once without the push; with it once to find it and once to descend
+    assert torch.equal(asked[0], asked[1])
+    assert torch.equal(asked[1], asked[2])
+
+
+def test_statistics_and_weights_are_left_as_one_pass_would() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 3)).double()
+    before = copy.deepcopy(model.state_dict())
+    x, y = batch()
+    perturbation = WeightPerturbation(gamma=GAMMA)
+    model.train()
+    with perturbation.perturbed(model, lambda: F.cross_entropy(model(x), y)):
+        inside = copy.deepcopy(model.state_dict())
+        assert inside["1.num_batches_tracked"] == 0
+        assert torch.equal(inside["1.running_mean"], before["1.running_mean"])
+        for name in ("0.weight", "3.weight"):
+            share = (inside[name] - before[name]).norm() / before[name].norm()
+            assert float(share) == pytest.approx(GAMMA)
+        for name in ("0.bias", "1.weight", "1.bias", "3.bias"):
+            assert torch.equal(inside[name], before[name])
+        worse = F.cross_entropy(model(x), y)
+    better = F.cross_entropy(model(x), y)
+    assert worse.item() > better.item()
+    for name in ("0.weight", "3.weight"):
+        assert torch.equal(model.state_dict()[name], before[name])
+
+
+def test_weights_come_back_even_if_the_step_fails() -> None:
+    model, (x, y) = linear(), batch()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ZeroDivisionError), WeightPerturbation().perturbed(model, lambda: F.cross_entropy(model(x), y)):
+        raise ZeroDivisionError
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_push_of_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="gamma must be positive, got 0"):
+        WeightPerturbation(gamma=0)
