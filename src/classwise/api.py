@@ -18,6 +18,7 @@ from classwise.errors import InputError, one_line, unknown
 from classwise.evaluation.evaluate import count_classes, run_evaluation
 from classwise.files import digest_json
 from classwise.forward import device_of, dtype_of
+from classwise.methods import conflict
 from classwise.models.load import build_model, load_model, run_directory
 from classwise.models.weights import load_weights
 from classwise.objectives import OBJECTIVES
@@ -186,7 +187,8 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
     optimizer = build("optimizer", OPTIMIZERS, recipe.optimizer)
     schedule = build("schedule", SCHEDULES, recipe.schedule)
     _check_validation(recipe, policy)
-    _check_attack(recipe, objective, policy)
+    if (reason := conflict(policy, objective)) is not None:
+        raise InputError(f"policy {recipe.policy['name']!r} on objective {recipe.objective['name']!r}: {reason}")
     if recipe.fawa is not None and recipe.ema:
         raise InputError("fawa and ema are two averages of the weights: choose one")
     if policy.fine_tunes and recipe.start is None:
@@ -265,21 +267,6 @@ def _check_validation(recipe: Recipe, policy: Policy) -> None:
     for what, wants in wanting.items():
         if wants:
             raise InputError(f"{what} needs validation images: set validation_per_class to more than 0")
-
-
-def _check_attack(recipe: Recipe, objective: Objective, policy: Policy) -> None:
-    """Say before anything starts that a policy wants of the training attack what it cannot do."""
-    asking, asked = f"policy {recipe.policy['name']!r}", f"objective {recipe.objective['name']!r}"
-    aims = "targets" in policy.turns
-    if objective.attack is None and (aims or "batch.logits_adv" in policy.uses):
-        raise InputError(f"{asking} needs a training attack, and {asked} has none")
-    if aims and type(objective).perturb is not Objective.perturb:
-        raise InputError(f"{asking} aims the training attack, and that of {asked} cannot aim")
-    if aims and getattr(objective.attack, "loss", None) == "kl":
-        raise InputError(
-            f"{asking} aims the training attack, and the loss 'kl' that {asked} climbs knows no target: "
-            "set loss to ce, margin or dlr in the recipe's attack table"
-        )
 
 
 def _extra_images(recipe: Recipe, images: ImageSet, device: torch.device, progress: Progress) -> ImageSet | None:

@@ -55,21 +55,25 @@ def nature_of(objective: Objective) -> Nature:
 
 def conflict(policy: Policy | type[Policy], objective: Objective) -> str | None:
     """Why a policy makes no sense on an objective; None if it does."""
-    turns = set(policy.turns)
-    if not turns:
-        return None
-    obeys = nature_of(objective).obeys
+    turns, obeys = set(policy.turns), nature_of(objective).obeys
+    if objective.attack is None and ("targets" in turns or "batch.logits_adv" in policy.uses):
+        return "it needs a training attack, and there is none"
     if "targets" in turns and "targets" not in obeys:
-        return "it aims the training attack, and this one cannot aim"
-    if not turns & obeys:
+        cure = "its loss 'kl' knows no target: set loss to ce, margin or dlr in the recipe's attack table"
+        return f"it aims the training attack, and {'this one cannot aim' if _walks_alone(objective) else cure}"
+    if turns and not turns & obeys:
         return f"it turns {', '.join(policy.turns)}, which makes no difference here"
     return None
 
 
 def _can_aim(objective: Objective) -> bool:
-    """An attack aims unless its loss knows no target or the objective walks in a way of its own."""
-    own = type(objective).perturb is not Objective.perturb
-    return objective.attack is not None and not own and getattr(objective.attack, "loss", None) != "kl"
+    attack = objective.attack
+    return attack is not None and not _walks_alone(objective) and getattr(attack, "loss", None) != "kl"
+
+
+def _walks_alone(objective: Objective) -> bool:
+    """Whether it makes its adversarial images in a way of its own, which knows no targets."""
+    return type(objective).perturb is not Objective.perturb
 
 
 def _bounded(objective: Any) -> Objective:

@@ -282,11 +282,27 @@ def test_aiming_looks_at_no_value_on_the_host() -> None:
 @pytest.mark.parametrize(
     ("recipe", "changes", "message"),
     [
-        ("digits/trades", {"policy": "fair-tat"}, "the loss 'kl' that objective 'trades' climbs knows no target"),
+        (
+            "digits/trades",
+            {"policy": "fair-tat"},
+            "on objective 'trades': it aims",
+        ),
         ("digits/trades", {"policy": "targeted:aim=3"}, "set loss to ce, margin or dlr in the recipe's attack table"),
-        ("digits/standard", {"policy": "fair-tat"}, "needs a training attack, and objective 'standard' has none"),
-        ("digits/standard", {"policy": "faal"}, "needs a training attack, and objective 'standard' has none"),
-        ("digits/madry", {"policy": "targeted", "objective": "bat"}, "that of objective 'bat' cannot aim"),
+        (
+            "digits/standard",
+            {"policy": "fair-tat"},
+            "it needs a training attack",
+        ),
+        (
+            "digits/standard",
+            {"policy": "faal"},
+            "it needs a training attack",
+        ),
+        (
+            "digits/madry",
+            {"policy": "targeted", "objective": "bat"},
+            "this one cannot aim",
+        ),
         ("digits/madry", {"policy": "targeted:aim=cat"}, "unknown class 'cat'"),
         (
             "digits/madry",
