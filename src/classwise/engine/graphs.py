@@ -20,27 +20,27 @@ KEPT = 16
 
 
 class Graphs:
-    """The function, captured for every shape that comes often. Results are copies and stay as they are."""
+    """One function, captured for every shape that comes often. Results are copies and stay as they are."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        self.function = function
+    def __init__(self) -> None:
         self.calls: Counter[tuple[object, ...]] = Counter()
         self.captured: dict[tuple[object, ...], _Graph] = {}
         self.memory: Any = None
         """Shared by all shapes: no replay comes between a forward and its backward, and results are copied at once."""
         self.stamp = 0
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """The function of ``x``. It is not kept: in a circle with its owner, neither would be freed in time."""
         differentiable = torch.is_grad_enabled() and x.requires_grad
         key = (x.shape, x.dtype, differentiable)
         if key not in self.captured:
             self.calls[key] += 1
             if len(x) > LARGEST or self.calls[key] <= WORTH_IT or torch.cuda.is_current_stream_capturing():
-                return self.function(x)
+                return function(x)
             while len(self.captured) >= KEPT:
                 self.captured.pop(next(iter(self.captured)))
             self.memory = self.memory or torch.cuda.graph_pool_handle()
-            self.captured[key] = _Graph(self.function, x.detach(), differentiable, self.memory)
+            self.captured[key] = _Graph(function, x.detach(), differentiable, self.memory)
         graph = self.captured[key]
         self.stamp += 1
         return _replay(x, graph, self) if differentiable else graph.replay(x)

@@ -87,10 +87,10 @@ class Twin(nn.Module):
             _lower(body)
         self._body = (body.to(memory_format=torch.channels_last),)  # type: ignore[call-overload]
         self.lowered, self.how = lowered, f"{way}, bfloat16" if lowered else way
-        self._graphs = Graphs(self.compute)
+        self._graphs = Graphs()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._graphs(x) if x.is_cuda else self.compute(x)
+        return self._graphs(self.compute, x) if x.is_cuda else self.compute(x)
 
     def compute(self, x: Tensor) -> Tensor:
         """The same without CUDA graphs, which cannot be nested."""

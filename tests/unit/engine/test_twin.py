@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -243,3 +245,16 @@ def test_models_are_left_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         searcher(resnet18(), torch.rand(2, 3, 16, 16))
+
+
+def test_a_twin_is_freed_with_its_last_reference() -> None:
+    """Not some time later: on a GPU it holds graphs and their memory."""
+    twin = twin_of(resnet18(), torch.rand(2, 3, 16, 16), lowered=False)
+    assert twin is not None
+    gone = weakref.ref(twin)
+    gc.disable()
+    try:
+        del twin
+        assert gone() is None
+    finally:
+        gc.enable()
