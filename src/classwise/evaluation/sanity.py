@@ -173,6 +173,13 @@ _RULES = (
         "seems to have been fitted to single steps (catastrophic overfitting), and what withstands one proves nothing.",
     ),
     _Rule(
+        code="smooth-output",
+        count="smooth",
+        text="{share} images{where} withstand {longer} steps on the cross-entropy and fall when half of them climb the "
+        "margin of the logits: the output is smooth, PGD on the cross-entropy overrates this model, and "
+        "temperature-pgd, cw-pgd or fast tell more.",
+    ),
+    _Rule(
         code="unreached",
         count="unreached",
         text="{share} images{where} keep their label even where every image is allowed (eps = {whole}): an attack that "
@@ -191,6 +198,7 @@ def _gradients(probes: Probes, classes: Sequence[str]) -> Iterator[Finding]:
     first, last = probes.steps[0], probes.steps[-1]
     facts = {
         "steps": last.step,
+        "longer": 2 * last.step,
         "first": "NaN" if first.log_odds is None else f"{first.log_odds:.3g}",
         "last": "NaN" if last.log_odds is None else f"{last.log_odds:.3g}",
         "whole": f"{probes.radii[-1].eps:.3g}",

@@ -41,6 +41,8 @@ class ClassProbe(Part):
     """It does, but not a single step of the whole radius."""
     shielded: int = 0
     """It outlives a single step of the whole radius, but not many smaller ones."""
+    smooth: int = 0
+    """It outlives many steps on the cross-entropy, but not as many on the margin of the logits."""
     black_box: int
     """It does, but not a short attack that sees no gradient."""
     unreached: int

@@ -29,6 +29,7 @@ def rows(report: ClassReport) -> list[tuple[str, str]]:
         ("Labels that survive many steps", _images(report, "survived", named=False)),
         ("A single step breaks what many left", _images(report, "one_step")),
         ("A single step leaves what many break", _images(report, "shielded", named=False)),
+        ("Steps on the margin break what as many on the cross-entropy left", _images(report, "smooth", named=False)),
         ("The label stays even where every image is allowed", _images(report, "unreached")),
     ]
     if probes.black_box is not None:
