@@ -1,6 +1,6 @@
 """The same function in fewer kernels: batch norm folded into convolutions, sums and ReLUs into their kernels.
 
-Both read the model as a graph (torch.fx). A model that cannot be read so, because its code branches on values, raises
+All read the model as a graph (torch.fx). A model that cannot be read so, because its code branches on values, raises
 whatever torch raises; the caller does without.
 """
 
@@ -75,6 +75,26 @@ def fused(graph: fx.GraphModule) -> fx.GraphModule:
     return _cleaned(graph)
 
 
+def in_place(graph: fx.GraphModule) -> fx.GraphModule:
+    """Sums and ReLUs that overwrite the result of the layer before them, where nobody else looks at it.
+
+    On a CPU fresh memory costs as much as the arithmetic. No gradient needs what is overwritten: those of these layers
+    are made from their inputs, that of a ReLU from its result.
+    """
+    for node in list(graph.graph.nodes):
+        if _calls(node, (operator.add, torch.add)) and len(node.args) == 2:
+            one, other = node.args
+            first, second = (one, other) if _overwritable(graph, one) else (other, one)
+            if _overwritable(graph, first) and isinstance(second, fx.Node):
+                node.target, node.args = operator.iadd, (first, second)
+        elif _calls(node, (F.relu, torch.relu)) and (_overwritable(graph, node.args[0]) or _summed_up(node.args[0])):
+            node.target, node.args, node.kwargs = torch.relu_, node.args[:1], {}
+        elif _is(graph, node, nn.ReLU) and (_overwritable(graph, node.args[0]) or _summed_up(node.args[0])):
+            with graph.graph.inserting_before(node):  # its module may be called elsewhere, where others look on
+                node.replace_all_uses_with(graph.graph.call_function(torch.relu_, node.args[:1]))
+    return _cleaned(graph)
+
+
 class ConvReLU(nn.Module):
     """max(conv(x) + residual, 0), and its gradient with respect to the images alone."""
 
@@ -135,6 +155,16 @@ def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
 
 
 conv_relu.register_autograd(_backward, setup_context=_remember)
+
+
+def _overwritable(graph: fx.GraphModule, node: object) -> bool:
+    """Whether it is the result of a layer whose gradient does without it, and has one reader."""
+    kinds = (nn.Conv2d, nn.BatchNorm2d, nn.Linear)
+    return isinstance(node, fx.Node) and len(node.users) == 1 and any(_is(graph, node, kind) for kind in kinds)
+
+
+def _summed_up(node: object) -> bool:
+    return _calls(node, (operator.iadd,)) and len(cast(fx.Node, node).users) == 1
 
 
 def _own(graph: fx.GraphModule, node: fx.Node) -> bool:

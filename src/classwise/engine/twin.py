@@ -21,15 +21,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from classwise.engine.folding import ConvReLU, folded, folded_weights, fused
+from classwise.engine.folding import ConvReLU, folded, folded_weights, fused, in_place
 from classwise.engine.graphs import Graphs
 from classwise.forward import device_of, dtype_of, exact, frozen, logits_of
 
 EngineName = Literal["auto", "eager", "compiled"]
 """``eager``: the model as it is, the reference. ``auto``: a twin where one can be had. ``compiled``: the same, with a
 warning where none can."""
-CHECKED = 64
-"""Images on which a twin is compared with its model."""
+CHECKED = {False: 16, True: 64}
+"""Images on which a twin is compared with its model, by whether its body is in bfloat16."""
 CLOSE = 0.1
 """The largest error of a logit, relative to the spread of the image's logits, that passes for rounding."""
 ALIKE = 0.9
@@ -53,7 +53,7 @@ def twin_of(model: nn.Module, x: Tensor, *, lowered: bool) -> Twin | None:
     device = device_of(model)
     if dtype_of(model) != torch.float32 or not len(x):
         return None
-    x = x[:CHECKED].to(device)
+    x = x[: CHECKED[lowered]].to(device)
     for way in _WAYS if device.type == "cuda" and lowered else _WAYS[1:]:
         try:
             twin = Twin(model, way, device, lowered)
@@ -81,7 +81,10 @@ class Twin(nn.Module):
         body = copy.deepcopy(model).eval().requires_grad_(False)
         body = body if way == "as it is" else folded(body)
         self._folds = getattr(body, "meta", {}).get("folds", {})
-        body = fused(body) if way == "in few kernels" else body  # type: ignore[arg-type]
+        if way == "in few kernels":
+            body = fused(body)  # type: ignore[arg-type]
+        elif way == "folded" and device.type == "cpu":
+            body = in_place(body)  # type: ignore[arg-type]
         self._wrapped = {f"{name}.conv": name for name, part in body.named_modules() if isinstance(part, ConvReLU)}
         if lowered:
             _lower(body)

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import operator
 import warnings
 import weakref
 from collections.abc import Callable
@@ -12,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from classwise.engine import Twin, searcher, twin_of
-from classwise.engine.folding import ConvReLU, conv_relu, folded, fused
+from classwise.engine.folding import ConvReLU, conv_relu, folded, fused, in_place
 from classwise.engine.twin import Unlike, _halves, _summed, _widen, discrepancy
 from classwise.models import digits_cnn, preact_resnet18, resnet18, small_cnn
 
@@ -191,6 +193,46 @@ def test_sums_and_relus_go_into_the_convolutions() -> None:
     assert sum(isinstance(module, ConvReLU) for module in less.modules()) == 17
     assert not any(node.target in (F.relu, torch.relu) for node in less.graph.nodes)
     assert discrepancy(model, less, torch.rand(4, 3, 16, 16)) < 1e-4
+
+
+def test_sums_and_relus_overwrite_what_nobody_else_reads() -> None:
+    torch.manual_seed(0)
+    model = lively(resnet18(num_classes=7))
+    plain, frugal = folded(model), in_place(folded(model))
+    assert sum(node.target is torch.relu_ for node in frugal.graph.nodes) == 17
+    assert sum(node.target is operator.iadd for node in frugal.graph.nodes) == 8
+    found = []
+    for one in (plain, frugal):
+        x = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        logits = one(x)
+        found.append((logits.detach(), torch.autograd.grad(logits.logsumexp(1).sum(), x)[0]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_what_has_another_reader_is_not_overwritten() -> None:
+    class Forked(nn.Module):
+        """Its first convolution is read twice, its ReLU used twice, its sigmoid's gradient made from the result."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.three = (nn.Conv2d(2, 2, 1) for _ in range(3))
+            self.relu = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            a = self.one(x)
+            b = self.relu(a) + torch.sigmoid(self.two(a))
+            c = self.relu(torch.sigmoid(self.three(b)))
+            return (self.relu(self.three(c) + b) * a).flatten(1)
+
+    torch.manual_seed(0)
+    model = Forked().double()
+    frugal = in_place(fx.symbolic_trace(copy.deepcopy(model)))
+    x = torch.rand(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(frugal(x), model(x))
+    assert torch.autograd.gradcheck(frugal, (x,))
+    for one, other in zip(torch.autograd.grad(frugal(x).sum(), x), torch.autograd.grad(model(x).sum(), x), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_lowered_twin_keeps_the_bits_of_images_and_logits() -> None:

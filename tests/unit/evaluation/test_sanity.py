@@ -486,3 +486,22 @@ def test_a_shield_against_single_steps_is_told() -> None:
     assert report["pgd"].overall.value < 20
     codes = [finding.code for finding in report.sanity.findings if finding.severity == "warning"]
     assert "single-step-shield" in codes
+
+
+@pytest.mark.parametrize(("sharpness", "smooth"), [(1e-3, True), (100.0, False)])
+def test_a_smooth_output_is_told(sharpness: float, smooth: bool) -> None:
+    """Four logits of one pixel t, from 0.5 on: 0 for the label, 10 t - 6 for its rival, and -10 t - 9 for two others
+    that never win. Where the softmax is flat, the cross-entropy climbs the sum of the three, which falls with t, and
+    loses; the margin climbs the rival, which wins from t = 0.6 on. Where it is sharp, either climbs the rival."""
+
+    class Flat(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            t = x.flatten(1)[:, :1]
+            others = -10 * t - 9
+            return sharpness * torch.cat([0 * t, 10 * t - 6, others, others], 1)
+
+    x, y = torch.full((40, 1, 1, 1), 0.5), torch.zeros(40, dtype=torch.int64)
+    probes = examine(Flat(), x, y, index=torch.arange(40), threat=Threat.parse("0.2"), queries=0)
+    assert probes.by_class[0].smooth == (40 if smooth else 0)
+    assert ("smooth-output" in findings(probes)) == smooth
+    assert probes.by_class[0].survived == 0
