@@ -250,6 +250,8 @@ def warm_start(model: nn.Module, start: str) -> None:
     """Begin with the best weights of a run directory, or with those of a file."""
     found = run_directory(start)
     path = Path(start) if found is None else found[0] / "checkpoints" / f"{found[1] or 'best'}.safetensors"
+    if not path.is_file():
+        raise InputError(f"start = {start!r} is neither a run directory with a finished epoch nor a weights file")
     load_weights(model, path)
 
 

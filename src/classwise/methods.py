@@ -35,7 +35,8 @@ class Nature:
 def nature_of(objective: Objective) -> Nature:
     """Train on one batch and look."""
     objective = _bounded(objective)
-    model = _Counting()
+    with torch.random.fork_rng(devices=[]):  # a model draws its weights, and the caller's random state is not ours
+        model = _Counting()
     random = torch.Generator().manual_seed(0)
     x, y = torch.rand(SIZE, 1, 2, 2, generator=random), torch.arange(SIZE) % CLASSES
     even = ClassControls.uniform(CLASSES)

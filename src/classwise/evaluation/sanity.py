@@ -16,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 from scipy.stats import binom
 
-from classwise.reporting.sanity import AgreementProbe, Finding, Probes, Sanity
+from classwise.reporting.sanity import AgreementProbe, Finding, Probes, Sanity, Severity
 from classwise.reporting.story import class_name, listing, p_text
 from classwise.threat import Threat
 from classwise.verdicts import NATURAL, Verdicts
@@ -135,6 +135,7 @@ class _Rule:
     count: str
     allowed: float = 0.05
     """The share of images that an honest model may show."""
+    severity: Severity = "warning"
     text: str
 
 
@@ -175,6 +176,7 @@ _RULES = (
     _Rule(
         code="smooth-output",
         count="smooth",
+        severity="info",
         text="{share} images{where} withstand {longer} steps on the cross-entropy and fall when half of them climb the "
         "margin of the logits: the output is smooth, PGD on the cross-entropy overrates this model, and "
         "temperature-pgd, cw-pgd or fast tell more.",
@@ -209,7 +211,7 @@ def _gradients(probes: Probes, classes: Sequence[str]) -> Iterator[Finding]:
         tally = _Tally(parts, rule.allowed)
         if tally.too_many or (rule.code == "zero-gradient" and tally.count):
             yield Finding(
-                severity="warning" if tally.too_many else "info",
+                severity=rule.severity if tally.too_many else "info",
                 code=rule.code,
                 text=rule.text.format(**tally.words(classes), **facts),
                 labels=tally.labels,

@@ -86,7 +86,7 @@ class Around(nn.Module):
 @pytest.mark.parametrize("name", ["standard", "madry"])
 def test_honest_models_are_not_accused(models: dict[str, nn.Module], name: str, eps: str, norm: str) -> None:
     probes = probe(models[name], eps, norm)
-    assert findings(probes) == {}
+    assert findings(probes).keys() <= {"smooth-output"}  # advice on the attack, which says nothing against the model
     losses = [part.log_odds for part in probes.steps]
     assert losses == sorted(losses)
     assert probes.radii[-1].broken == probes.n >= 38
@@ -97,7 +97,7 @@ def test_double_precision_sees_the_same(models: dict[str, nn.Module]) -> None:
     exact, usual = probe(deepcopy(models["madry"]).double()), probe(models["madry"])
     assert exact.by_class == usual.by_class
     assert exact.rounding < 1e-9 < usual.rounding
-    assert findings(exact) == {}
+    assert findings(exact) == findings(usual)
 
 
 @pytest.mark.parametrize("name", ["trades", "wat"])
@@ -303,8 +303,8 @@ def test_a_linear_model_is_measured_exactly(norm: str) -> None:
     survived = scores.abs() >= eps * dual
     assert [by_class[k].survived for k in (0, 1)] == [int((survived & (y == k)).sum()) for k in (0, 1)]
     assert findings(probes) == {}
-    # 1 gradient and 7 forward passes for all; climbs for all, for what survives them, and at every further radius.
-    left = [40, 40 - within[0], *(40 - part.broken for part in probes.radii[:-1])]
+    # 1 gradient and 7 forward passes for all; climbs for all, twice for what survives, and at every further radius.
+    left = [40, 40 - within[0], 40 - within[0], *(40 - part.broken for part in probes.radii[:-1])]
     assert probes.backwards == 40 + STEPS * sum(left)
     assert probes.forwards == 8 * 40 + (STEPS + 1) * sum(left)
 
@@ -490,15 +490,15 @@ def test_a_shield_against_single_steps_is_told() -> None:
 
 @pytest.mark.parametrize(("sharpness", "smooth"), [(1e-3, True), (100.0, False)])
 def test_a_smooth_output_is_told(sharpness: float, smooth: bool) -> None:
-    """Four logits of one pixel t, from 0.5 on: 0 for the label, 10 t - 6 for its rival, and -10 t - 9 for two others
+    """Four logits of one pixel t, from 0.5 on: 0 for the label, 10 t - 6.99 for its rival, -10 t - 9 for two others
     that never win. Where the softmax is flat, the cross-entropy climbs the sum of the three, which falls with t, and
-    loses; the margin climbs the rival, which wins from t = 0.6 on. Where it is sharp, either climbs the rival."""
+    loses; the margin climbs the rival, which wins from t = 0.699 on. Where it is sharp, either climbs the rival."""
 
     class Flat(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             t = x.flatten(1)[:, :1]
             others = -10 * t - 9
-            return sharpness * torch.cat([0 * t, 10 * t - 6, others, others], 1)
+            return sharpness * torch.cat([0 * t, 10 * t - 6.99, others, others], 1)
 
     x, y = torch.full((40, 1, 1, 1), 0.5), torch.zeros(40, dtype=torch.int64)
     probes = examine(Flat(), x, y, index=torch.arange(40), threat=Threat.parse("0.2"), queries=0)

@@ -55,7 +55,8 @@ def test_a_warm_start_begins_with_the_best_weights_of_a_run(tmp_path: Path) -> N
 
 
 def test_a_warm_start_from_nothing_or_from_another_model_is_one_line(tmp_path: Path) -> None:
-    assert "nowhere" in refused(start=str(tmp_path / "nowhere.safetensors"))
+    assert "nowhere.safetensors' is neither a run directory" in refused(start=str(tmp_path / "nowhere.safetensors"))
+    assert "neither a run directory" in refused(start=str(tmp_path))
     run = cw.train("digits/madry", out=tmp_path / "run", **QUICK)
     assert refused(start=str(run.directory), model="resnet18")
 
