@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import linprog, nnls
+from scipy.optimize import brentq, linprog
 from torch import Tensor, nn
 
 from classwise.attacks import ATTACKS, FAB
@@ -98,17 +98,13 @@ def test_projection_is_the_shortest_step_to_the_hyperplane(
         # The solver may miss the hyperplane by its tolerance, and that costs it a step of tolerance over weight.
         assert np.abs(step).max() == pytest.approx(answer.fun, abs=1e-9 / max(np.abs(normal).sum(), 1e-3))
     else:
-        # Least distance min ‖δ‖ with G δ ≥ h, as non-negative least squares (Lawson & Hanson 1974, chapter 23).
-        identity = np.eye(pixels)
-        system = np.vstack(
-            [
-                np.vstack([normal, -normal, identity, -identity]).T,
-                np.concatenate([[-value, value], -x, x - 1]),
-            ]
-        )
-        goal = np.append(np.zeros(pixels), 1.0)
-        residual = system @ nnls(system, goal)[0] - goal
-        assert np.allclose(step, -residual[:-1] / residual[-1], atol=1e-7)
+        # The nearest point has δ = clip(t · w) for one t (Karush, Kuhn, Tucker), and w · δ rises with t.
+        def clipped(t: float) -> np.ndarray:
+            return np.clip(t * normal, -x, 1 - x)
+
+        far = 1 / min(np.abs(normal[normal != 0]), default=1.0)  # where every pixel has met its bound
+        t = brentq(lambda t: value + normal @ clipped(t), -far, far, xtol=1e-15)
+        assert np.allclose(step, clipped(t), atol=1e-9)
 
 
 @given(seed=st.integers(0, 2**16), norm=st.sampled_from(NORMS), excess=st.floats(1.001, 1e6))
