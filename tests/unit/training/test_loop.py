@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,12 @@ import classwise as cw
 from classwise.attacks import PGD
 from classwise.data import load_data, to_float
 from classwise.errors import Diverged, InputError
-from classwise.progress import Silent
+from classwise.progress import Progress
 from classwise.recipes import Recipe, load_recipe
 from classwise.training.checkpoint import load_state
 from classwise.training.engine import check_precision
 
 QUICK: dict[str, Any] = {"epochs": 3, "attack": {"steps": 2}, "validation_per_class": 5, "ema": 0.9}
-
-
-class StopAfter(Silent):
-    """Interrupts a run in the middle of an epoch, as Ctrl-C would."""
-
-    def __init__(self, batches: int) -> None:
-        self.left = batches
-
-    def advance(self, amount: int = 1, note: str = "") -> None:
-        self.left -= amount
-        if self.left == 0:
-            raise KeyboardInterrupt
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
@@ -59,10 +48,10 @@ def without_times(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("recipe", ["digits/standard", "digits/madry", "digits/trades", "digits/wat"])
-def test_resumed_equals_uninterrupted(tmp_path: Path, recipe: str) -> None:
+def test_resumed_equals_uninterrupted(tmp_path: Path, stop_after: Callable[[int], Progress], recipe: str) -> None:
     cw.train(recipe, out=tmp_path / "whole", **QUICK)
     with pytest.raises(KeyboardInterrupt):
-        cw.train(recipe, out=tmp_path / "cut", progress=StopAfter(23), **QUICK)
+        cw.train(recipe, out=tmp_path / "cut", progress=stop_after(23), **QUICK)
     assert load_state(tmp_path / "cut" / "checkpoints" / "last.pt")["epoch"] == 1
     torch.manual_seed(12345)  # whatever happened in between must not matter
     cw.train(recipe, out=tmp_path / "cut", resume=True, **QUICK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from classwise.api import make_plan
 from classwise.attacks import PGD
 from classwise.data import Batches, ImageSet, MixedBatches, load_data, to_float
 from classwise.errors import InputError
-from classwise.progress import SILENT
+from classwise.progress import SILENT, Progress
 from classwise.recipes import load_recipe
 from classwise.rundir import RunDirectory
 from classwise.training.loop import Job, Plan, _Training
@@ -250,24 +251,14 @@ def test_without_validation_the_last_epoch_is_the_best(tmp_path: Path) -> None:
     [{"awp": {"gamma": 0.01}}, {"fawa": {"threshold": 0.0, "begin": 2}}, {"objective": "free", "attack": {}}],
     ids=["awp", "fawa", "free"],
 )
-def test_resumed_equals_uninterrupted_with(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_resumed_equals_uninterrupted_with(
+    tmp_path: Path, stop_after: Callable[[int], Progress], changes: dict[str, Any]
+) -> None:
     settings = {**QUICK, "epochs": 3, **changes}
     cw.train("digits/madry", out=tmp_path / "whole", **settings)
     with pytest.raises(KeyboardInterrupt):
-        cw.train("digits/madry", out=tmp_path / "cut", progress=_Stop(30), **settings)
+        cw.train("digits/madry", out=tmp_path / "cut", progress=stop_after(30), **settings)
     cw.train("digits/madry", out=tmp_path / "cut", resume=True, **settings)
     for name in ("best.safetensors", "last.safetensors"):
         paths = [tmp_path / run / "checkpoints" / name for run in ("whole", "cut")]
         assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
-class _Stop(type(SILENT)):  # type: ignore[misc]
-    """Interrupts a run in the middle of an epoch, as Ctrl-C would."""
-
-    def __init__(self, batches: int) -> None:
-        self.left = batches
-
-    def advance(self, amount: int = 1, note: str = "") -> None:
-        self.left -= amount
-        if self.left == 0:
-            raise KeyboardInterrupt
