@@ -333,7 +333,10 @@ class Policy(Protocol):
         return None
 
     def on_batch(self, terms: LossTerms, y: Tensor) -> ClassControls | None:
-        """Controls for this very batch, before its loss is reduced; None to keep the epoch's."""
+        """Controls for this very batch, before its loss is reduced; None to keep the epoch's.
+
+        Made on the device of ``y`` and without waiting for it, they are part of the compiled step.
+        """
         return None
 
     def state_dict(self) -> dict[str, Any]:

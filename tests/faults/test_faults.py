@@ -101,6 +101,7 @@ def interrupted(arguments: list[str], appears: Path) -> subprocess.CompletedProc
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )
     deadline = time.monotonic() + 120
     while not appears.exists() and process.poll() is None and time.monotonic() < deadline:

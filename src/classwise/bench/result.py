@@ -147,8 +147,8 @@ class TrainingEntry(Part):
     warm_up: float
     """Seconds of the whole warm-up round."""
     peak_bytes: int | None
-    loss: float
-    """Mean over all steps, of the warm-up round too."""
+    loss: float | None
+    """Mean over all steps, of the warm-up round too; None if it diverged."""
 
 
 class TrainingBench(Bench):
@@ -178,7 +178,7 @@ class TrainingBench(Bench):
                         ratio(entry.ratio),
                         seconds(entry.epoch),
                         memory(entry.peak_bytes),
-                        f"{entry.loss:.4f}",
+                        "diverged" if entry.loss is None else f"{entry.loss:.4f}",
                         seconds(entry.warm_up),
                     ]
                     for entry in self.entries

@@ -10,11 +10,13 @@ tells whether they do the same work.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, repeat
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -97,10 +99,10 @@ def bench_training(
                 ratio=step[name].median / step[OURS].median,
                 warm_up=warm_up[name].timed.seconds,
                 peak_bytes=warm_up[name].peak.bytes,
-                loss=sum(losses) / len(losses),
+                loss=mean if math.isfinite(mean) else None,
             )
             for name in runs
-            for losses in [[warm_up[name].timed.result, *(one.result for one in found[name])]]
+            for mean in [fmean([warm_up[name].timed.result, *(one.result for one in found[name])])]
         ],
     )
 

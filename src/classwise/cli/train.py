@@ -62,17 +62,21 @@ def _numbers(text: str) -> list[int]:
 def _answer(run: Run) -> dict[str, Any]:
     best = run.outcome.history[run.outcome.best_epoch - 1]["validation"]
     answer = {"directory": str(run.directory), "epochs": run.outcome.epochs, "best_epoch": run.outcome.best_epoch}
-    return {**answer, "rule": run.recipe.select, "validation": best}
+    return {**answer, "rule": run.recipe.select, "ended": run.outcome.ended, "validation": best}
 
 
 def _show(run: Run) -> None:
     out, best = run.directory, _answer(run)["validation"]
-    robust = best["robust"]
-    say(
-        f"best epoch {run.outcome.best_epoch} of {run.outcome.epochs} by {run.recipe.select} on validation: natural "
-        f"{number(best['natural']['overall'])}, under attack {number(robust['overall'])}, worst class "
-        f"{robust['worst']['label']} at {number(robust['worst']['value'])}"
-    )
+    if run.outcome.ended is not None:
+        say(f"ended after {run.outcome.epochs} of {run.recipe.epochs} epochs: {run.outcome.ended}")
+    if best["robust"] is None:
+        say(f"epoch {run.outcome.epochs}, the last: nothing was set aside for validation")
+    else:
+        say(
+            f"best epoch {run.outcome.best_epoch} of {run.outcome.epochs} by {run.recipe.select} on validation: "
+            f"natural {number(best['natural']['overall'])}, under attack {number(best['robust']['overall'])}, worst "
+            f"class {best['robust']['worst']['label']} at {number(best['robust']['worst']['value'])}"
+        )
     following = ["classwise", "evaluate", "--model", str(out), "--data", run.recipe.data.name, "--eps", run.recipe.eps]
     following += [] if run.recipe.norm == "Linf" else ["--norm", run.recipe.norm]
     say(f"next: {shlex.join([*following, '--out', str(out)])}")

@@ -58,17 +58,29 @@ def folded_weights(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tenso
 
 
 def fused(graph: fx.GraphModule) -> fx.GraphModule:
-    """Convolutions with the ReLU after them, and a sum in between, as one kernel of cuDNN each."""
+    """Convolutions with the ReLU after them, and a sum in between, as one kernel of cuDNN each.
+
+    A convolution on the other side of the sum leaves its bias to the kernel too. ``meta["lent"]`` tells whose went
+    where.
+    """
+    lent = graph.meta["lent"] = {}
     for node in list(graph.graph.nodes):
         if not (_calls(node, _RELUS) or _is(graph, node, nn.ReLU)):
             continue
-        before, residual = node.args[0], None
+        before: Any = node.args[0]
+        residual: Any = None
         if _calls(before, _SUMS) and len(before.users) == 1 and all(isinstance(part, fx.Node) for part in before.args):
             one, other = before.args
             before, residual = (one, other) if _is(graph, one, nn.Conv2d) else (other, one)
         if not (_is(graph, before, nn.Conv2d) and _own(graph, before) and _plain(_module(graph, before))):
             continue
-        _replace(graph, before.target, ConvReLU(cast(nn.Conv2d, graph.get_submodule(before.target))))
+        conv = cast(nn.Conv2d, _module(graph, before))
+        if _is(graph, residual, nn.Conv2d) and _own(graph, residual) and conv.bias is not None:
+            other = cast(nn.Conv2d, _module(graph, residual))
+            if other.bias is not None:
+                conv.bias, other.bias = nn.Parameter(conv.bias + other.bias, requires_grad=False), None
+                lent[before.target] = residual.target
+        _replace(graph, before.target, ConvReLU(conv))
         with graph.graph.inserting_before(node):
             call = graph.graph.call_module(before.target, (before.args[0], residual))
         node.replace_all_uses_with(call)

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,20 @@ WORTH_IT = 10
 """Calls with one shape before it is captured: a capture costs about as many."""
 KEPT = 16
 """Shapes that are kept."""
+
+
+@contextmanager
+def recorded(graph: torch.cuda.CUDAGraph, memory: Any = None) -> Iterator[None]:
+    """Record what is launched in here, with a workspace for cuBLAS in the graph's own memory.
+
+    Otherwise all graphs share one, and two that run at once spoil each other's products.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        with torch.cuda.graph(graph, pool=memory):
+            yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 class Graphs:
@@ -61,11 +76,11 @@ class _Graph:
                     torch.autograd.grad(out.sum(), trial)
         torch.cuda.current_stream().wait_stream(stream)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.forward, pool=memory):
+        with recorded(self.forward, memory):
             self.out = function(self.x)
         if differentiable:
             self.upstream = torch.empty_like(self.out)
-            with torch.cuda.graph(self.backward, pool=memory):
+            with recorded(self.backward, memory):
                 (self.gradient,) = torch.autograd.grad(self.out, self.x, self.upstream)
         self.out = self.out.detach()
 

@@ -85,6 +85,7 @@ class Twin(nn.Module):
             body = fused(body)  # type: ignore[arg-type]
         elif way == "folded" and device.type == "cpu":
             body = in_place(body)  # type: ignore[arg-type]
+        self._lent = getattr(body, "meta", {}).get("lent", {})
         self._wrapped = {f"{name}.conv": name for name, part in body.named_modules() if isinstance(part, ConvReLU)}
         if lowered:
             _lower(body)
@@ -107,25 +108,35 @@ class Twin(nn.Module):
         for name, mine in self._body[0].named_modules():
             name = self._wrapped.get(name, name)
             if isinstance(mine, nn.Conv2d):
-                _fold_into(mine, model.get_submodule(name), self._folds.get(name), model)
+                self._fold_into(mine, name, model)
                 continue
             own = {**dict(mine.named_parameters(recurse=False)), **dict(mine.named_buffers(recurse=False))}
             for part, tensor in own.items():
                 tensor.copy_(getattr(model.get_submodule(name), part))
 
+    def _fold_into(self, mine: nn.Conv2d, name: str, model: nn.Module) -> None:
+        weight, bias = self._folded(name, model)
+        channels = weight.shape[1]
+        mine.weight[:, :channels].copy_(weight)
+        if mine.weight.shape[1] > channels:
+            mine.weight[:, channels : 2 * channels].copy_(weight)
+        if name in self._lent:
+            _, other = self._folded(self._lent[name], model)
+            assert bias is not None
+            assert other is not None
+            bias = bias + other
+        if mine.bias is not None and bias is not None:
+            mine.bias.copy_(bias)
 
-def _fold_into(mine: nn.Conv2d, conv: nn.Module, norm_name: str | None, model: nn.Module) -> None:
-    assert isinstance(conv, nn.Conv2d)
-    weight, bias = conv.weight, conv.bias
-    if norm_name is not None:
-        norm = model.get_submodule(norm_name)
+    def _folded(self, name: str, model: nn.Module) -> tuple[Tensor, Tensor | None]:
+        """The weight and the bias that one of the model's convolutions has here."""
+        conv = model.get_submodule(name)
+        assert isinstance(conv, nn.Conv2d)
+        if name not in self._folds:
+            return conv.weight, conv.bias
+        norm = model.get_submodule(self._folds[name])
         assert isinstance(norm, nn.BatchNorm2d)
-        weight, bias = folded_weights(conv, norm)
-    mine.weight[:, : conv.in_channels].copy_(weight)
-    if mine.in_channels > conv.in_channels:
-        mine.weight[:, conv.in_channels : 2 * conv.in_channels].copy_(weight)
-    if mine.bias is not None and bias is not None:
-        mine.bias.copy_(bias)
+        return folded_weights(conv, norm)
 
 
 def discrepancy(model: nn.Module, twin: nn.Module, x: Tensor) -> float:

@@ -16,12 +16,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from classwise.engine import Twin, twin_of
+from classwise.engine import Twin, recorded, twin_of
 from classwise.errors import one_line
 from classwise.forward import logits_of
 from classwise.fusing import fusing
@@ -66,11 +66,7 @@ class Stand(nn.Module):
 
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
     """The function compiled for the one shape it is asked for."""
-    import torch._inductor.config  # takes a second, which those who do not compile should not wait for
-
-    # Some versions stumble when they join a sum over two halves with one over each of them.
-    known = hasattr(torch._inductor.config.triton, "mix_order_reduction")
-    return torch.compile(function, dynamic=False, options={"triton.mix_order_reduction": False} if known else None)
+    return torch.compile(function, dynamic=False)
 
 
 class _Pass(nn.Module):
@@ -87,35 +83,14 @@ class _Pass(nn.Module):
 
 
 class PairedNorm(nn.Module):
-    """A batch norm in training mode that takes the two halves of a batch for two batches, one after the other."""
+    """A batch norm that takes the two halves of a batch for two batches, one after the other."""
 
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+    def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = self.norm
-        halves = x.reshape(2, -1, *x.shape[1:]).to(torch.promote_types(x.dtype, torch.float32))
-        within = [dim for dim in range(1, halves.dim()) if dim != 2]
-        var, mean = torch.var_mean(halves, within, correction=0, keepdim=True)
-        if norm.track_running_stats:
-            count = halves[0, :, 0].numel()
-            for half in range(2):
-                self._track(mean[half].detach().flatten(), var[half].detach().flatten() * (count / (count - 1)))
-        normal = (halves - mean) * torch.rsqrt(var + norm.eps)
-        if norm.affine:
-            normal = normal * norm.weight.view_as(mean[0]) + norm.bias.view_as(mean[0])
-        return normal.to(x.dtype).reshape(x.shape)
-
-    def _track(self, mean: Tensor, var: Tensor) -> None:
-        norm = self.norm
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        assert norm.num_batches_tracked is not None
-        norm.num_batches_tracked.add_(1)
-        share = 1 / norm.num_batches_tracked if norm.momentum is None else torch.full_like(mean[:1], norm.momentum)
-        norm.running_mean.lerp_(mean, share)
-        norm.running_var.lerp_(var, share)
+        return torch.cat([self.norm(half) for half in x.chunk(2)])
 
 
 def paired(model: nn.Module) -> nn.Module:
@@ -125,7 +100,7 @@ def paired(model: nn.Module) -> nn.Module:
         mine._parameters, mine._buffers = own._parameters, own._buffers
         for name, child in mine.named_children():
             if isinstance(child, nn.modules.batchnorm._BatchNorm):
-                setattr(mine, name, PairedNorm(cast(nn.modules.batchnorm._BatchNorm, own.get_submodule(name))))
+                setattr(mine, name, PairedNorm(own.get_submodule(name)))
     return twin
 
 
@@ -198,7 +173,7 @@ class _Step:
         self.engine.optimizer.zero_grad(set_to_none=True)
         if isinstance(generator, torch.Generator):
             self.graph.register_generator_state(generator)
-        with torch.cuda.graph(self.graph):
+        with recorded(self.graph):
             self.terms, self.loss = self._work(generator)
         self.gradients = [(parameter, parameter.grad) for parameter in self.model.parameters()]
 
@@ -241,15 +216,21 @@ def _measured_kernels() -> Iterator[None]:
 
 @contextmanager
 def _rehearsal(model: nn.Module, generator: Randomness) -> Iterator[None]:
-    """What is done in here to a model's weights, its statistics and a generator is taken back."""
+    """What is done in here to a model's weights, its statistics and random generators is taken back."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    state = generator.get_state() if isinstance(generator, torch.Generator) else None
+    default = torch.cuda.default_generators[torch.cuda.current_device()]
+    generators = [one for one in (generator, default) if isinstance(one, torch.Generator)]
+    states = [one.get_state() for one in generators]
     try:
         yield
+    except Exception:
+        for one in generators:  # a capture that broke off leaves them recording for ever
+            one.graphsafe_set_state(torch.Generator(one.device).graphsafe_get_state())
+        raise
     finally:
         model.load_state_dict(before)
-        if isinstance(generator, torch.Generator) and state is not None:
-            generator.set_state(state)
+        for one, state in zip(generators, states, strict=True):
+            one.set_state(state)
 
 
 def _tensors(record: ClassControls | LossTerms) -> list[Field[Any]]:

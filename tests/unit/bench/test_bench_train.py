@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from classwise.api import make_plan
 from classwise.attacks import PGD
 from classwise.bench.reference_style import LOSSES, Inner
 from classwise.bench.result import TrainingBench
+from classwise.bench.save import save
 from classwise.bench.train import REFERENCE, bench_training
 from classwise.errors import InputError
 from classwise.objectives import OBJECTIVES
@@ -132,3 +134,10 @@ def test_bad_settings() -> None:
     for settings, message in (({"steps": 0}, "steps must be at least 1"), ({"rounds": 0}, "rounds must be at least 1")):
         with pytest.raises(InputError, match=message):
             bench_training(plan, objective="trades", overrides={}, **settings)
+
+
+def test_a_side_that_diverges_is_told_so(tmp_path: Path) -> None:
+    found = run("digits/trades", optimizer={"name": "sgd", "lr": 1e30})
+    assert [entry.loss for entry in found.entries] == [None, None]
+    save(found, tmp_path)
+    assert (tmp_path / "bench.md").read_text().count("diverged") == 2

@@ -35,6 +35,22 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+def test_training_without_validation_hands_out_the_last_epoch(tmp_path: Path) -> None:
+    settings = ["-o", "epochs=1", "-o", "validation_per_class=0", "-o", "select=last"]
+    code, out, _ = invoke("train", "digits/standard", *settings, "--out", tmp_path / "run")
+    assert code == 0
+    assert "epoch 1, the last: nothing was set aside for validation" in out
+    code, out, _ = invoke("train", "digits/standard", *settings, "--out", tmp_path / "other", "--json")
+    assert (code, json.loads(out)["validation"]["robust"]) == (0, None)
+
+
+def test_training_says_why_it_ended_early(tmp_path: Path) -> None:
+    settings = ["-o", "epochs=40", "-o", "patience=1", "-o", "optimizer.lr=1e-9", "-o", "attack.steps=1"]
+    code, out, _ = invoke("train", "digits/madry", *settings, "--out", tmp_path / "run")
+    assert code == 0
+    assert " of 40 epochs: no better epoch in 1" in out
+
+
 def test_train_then_evaluate_then_compare_then_check(tmp_path: Path) -> None:
     run = tmp_path / "run"
     overrides = ["-o", "epochs=3", "-o", "attack.steps=2", "-o", "policy.eta=0.1"]

@@ -64,12 +64,13 @@ def test_folding_changes_nothing_but_the_number_of_layers(
 
 
 @EVERY
-def test_a_twin_follows_its_model(make: Callable[[], nn.Module], shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("way", ["in few kernels", "folded"])
+def test_a_twin_follows_its_model(way: str, make: Callable[[], nn.Module], shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     model = lively(make())
     x = torch.rand(4, *shape)
-    twin = twin_of(model, x, lowered=False)
-    assert twin is not None
+    twin = Twin(model, way, CPU, lowered=False)
+    assert torch.allclose(twin(x), model(x), rtol=1e-4, atol=1e-4)
     before = twin(x)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -192,6 +193,8 @@ def test_sums_and_relus_go_into_the_convolutions() -> None:
     # of 20 convolutions the three of the shortcuts have no ReLU of their own
     assert sum(isinstance(module, ConvReLU) for module in less.modules()) == 17
     assert not any(node.target in (F.relu, torch.relu) for node in less.graph.nodes)
+    assert len(less.meta["lent"]) == 3
+    assert all(less.get_submodule(name).bias is None for name in less.meta["lent"].values())
     assert discrepancy(model, less, torch.rand(4, 3, 16, 16)) < 1e-4
 
 
