@@ -46,6 +46,9 @@ ALLOWED: dict[str, set[str]] = {
     "suite": GROUND | {"attacks", "corruptions", "plugins", "threat", "verdicts"},
     "methods": GROUND | {"types", "threat", "models"},
     "recipes": GROUND | {"plugins", "threat", "training", "engine"},
+    "analysis": GROUND
+    | {"types", "forward", "noise", "threat", "attacks", "suite", "data", "models", "metrics", "verdicts", "rundir"}
+    | {"reporting", "recipes", "api"},
     "bench": GROUND
     | {"engine"}
     | {"types", "forward", "noise", "threat", "attacks", "data", "models", "evaluation", "reporting", "rundir"}

@@ -8,10 +8,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from classwise.bench.chart import Bar, Group
-from classwise.bench.tables import Table, interval, memory, plain, ratio, seconds, share
+from classwise.bench.tables import interval, memory, plain, ratio, seconds, share
 from classwise.reporting.estimates import Estimate
 from classwise.reporting.part import Part
 from classwise.reporting.report import ThreatInfo
+from classwise.reporting.tables import Table
 
 OURS = "classwise"
 """The first of all contenders, and the measure of the others."""

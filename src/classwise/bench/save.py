@@ -6,9 +6,9 @@ from pathlib import Path
 
 from classwise.bench.chart import draw
 from classwise.bench.result import Bench
-from classwise.bench.tables import markdown
 from classwise.errors import InputError
 from classwise.files import write_json, write_text
+from classwise.reporting.tables import markdown
 
 
 def check_place(out: Path) -> None:

@@ -1,44 +1,10 @@
-"""Tables as text: the same cells for the console and for ``bench.md``."""
+"""How the numbers of a bench are written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from classwise.reporting.estimates import Estimate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Cells under columns; the first column is text."""
-
-    title: str
-    about: str
-    columns: list[str]
-    rows: list[list[str]]
-    foot: str = ""
-
-
-def markdown(table: Table) -> str:
-    """The table as Markdown.
-
-    >>> print(markdown(Table(title="Times", about="Of nothing.", columns=["", "s"], rows=[["a|b", "1.0"]])))
-    ## Times
-    <BLANKLINE>
-    Of nothing.
-    <BLANKLINE>
-    |  | s |
-    |:--|--:|
-    | a\\|b | 1.0 |
-    """
-    rule = "|" + "|".join([":--", *["--:"] * (len(table.columns) - 1)]) + "|"
-    lines = [f"## {table.title}", "", table.about, "", _line(table.columns), rule, *map(_line, table.rows)]
-    return "\n".join([*lines, *(["", table.foot.replace("*", "\\*")] if table.foot else [])])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 class Ranged(Protocol):

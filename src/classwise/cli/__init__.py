@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import classwise
-from classwise.cli import bench, check, compare, demo, evaluate, list_, train
+from classwise.cli import analyze, bench, check, compare, demo, evaluate, list_, train
 from classwise.cli.console import say
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("demo")(demo.demo)
 app.command("evaluate")(evaluate.evaluate)
 app.command("train")(train.train)
 app.command("compare")(compare.compare)
+app.command("analyze")(analyze.analyze)
 app.command("check")(check.check)
 app.add_typer(bench.bench, name="bench")
 app.command("list")(list_.list_)

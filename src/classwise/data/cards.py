@@ -21,6 +21,8 @@ class DatasetCard:
     mode: Literal["L", "RGB"]
     size: tuple[int, int]
     """Height and width, the same for every image."""
+    superclasses: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Groups of labels that belong together, by name; none where nobody has named any."""
     folder: str = ""
     """The sub-folder (the hub's configuration) to read; needed where several hold files of one split."""
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"train": ("train",), "test": ("test",)})
@@ -47,6 +49,7 @@ DATASETS: dict[str, DatasetCard] = {
         hub="uoft-cs/cifar10",
         image_columns=("img",),
         classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        superclasses={"transportation": (0, 1, 8, 9), "animals": (2, 3, 4, 5, 6, 7)},
         mode="RGB",
         size=(32, 32),
     ),

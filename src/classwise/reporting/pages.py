@@ -13,17 +13,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from classwise.errors import InputError, unknown
-from classwise.reporting import charts, story, trust
+from classwise.reporting import charts, figures, story, trust
 from classwise.reporting.comparison import ClassChange, Comparison, Row
 from classwise.reporting.estimates import ClassEstimate, Estimate
+from classwise.reporting.figures import Figure
 from classwise.reporting.report import ClassReport, Result, Worst
+from classwise.reporting.tables import Table
 from classwise.verdicts import NATURAL, WORST_CASE
 
 COLOURED_MODELS = 6
@@ -74,6 +76,38 @@ def report_fragment(report: ClassReport) -> str:
             for label in [*chosen.weakest, *chosen.strongest]
         ],
         left_out=chosen.left_out,
+    )
+
+
+class Telling(Protocol):
+    """Something that was found out, as a page shows it."""
+
+    def sentences(self) -> list[str]: ...
+
+    def figures(self) -> list[Figure]: ...
+
+    def tables(self) -> list[Table]: ...
+
+
+def answers_page(title: str, eyebrow: str, answers: Mapping[str, Telling]) -> str:
+    """A whole document with figures under the pointer's hand; it opens without a network."""
+    return _render(
+        "answers.html",
+        title=title,
+        eyebrow=eyebrow,
+        script=Markup(figures.script()),
+        answers=[
+            {
+                "name": name,
+                "sentences": answer.sentences(),
+                "tables": answer.tables(),
+                "figures": [
+                    {"title": one.title, "alt": one.alt, "html": Markup(figures.page_fragment(one))}
+                    for one in answer.figures()
+                ],
+            }
+            for name, answer in answers.items()
+        ],
     )
 
 

@@ -1,0 +1,26 @@
+"""Where answers are kept: ``KIND.json``, ``KIND.parquet`` and ``KIND.html``, side by side in any directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from classwise.analysis.answer import Answer
+from classwise.files import atomic, write_json, write_text
+from classwise.reporting.pages import answers_page
+
+
+def save(answer: Answer, out: Path, *, title: str, eyebrow: str) -> list[Path]:
+    """Write what there is of an answer; the files, numbers first."""
+    out.mkdir(parents=True, exist_ok=True)
+    files = [out / f"{answer.kind}.json"]
+    write_json(files[0], answer.model_dump(mode="json", by_alias=True))
+    if rows := answer.rows():
+        files.append(out / f"{answer.kind}.parquet")
+        with atomic(files[-1]) as partial:
+            pq.write_table(pa.Table.from_pylist(rows), partial)
+    files.append(out / f"{answer.kind}.html")
+    write_text(files[-1], answers_page(title, eyebrow, {answer.kind: answer}))
+    return files

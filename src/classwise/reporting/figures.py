@@ -1,0 +1,271 @@
+"""Figures in one look: what the axes are, which numbers, and a sentence for those who do not see them.
+
+Plotly draws them, in a page with names and numbers under the pointer. Colours are Okabe and Ito's, which colour-blind
+readers can tell apart, in an order that also differs in lightness; counts and shares are shades of one blue.
+"""
+
+# K classes
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure as Plot
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D1F")
+"""Okabe and Ito 2008, its yellow darkened: it cannot be seen on white."""
+INK, RULE, SOFT = "#1a1a1a", "#d0d0d0", "#767676"
+SHADES = ((0.0, "#ffffff"), (0.15, "#d9e8f5"), (0.4, "#9cc4e4"), (0.7, "#3a82bd"), (1.0, "#08306b"))
+READABLE = 30
+"""Cells of a row up to which numbers are written into them, and names beside them all."""
+Values = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A drawing, its title, and what it shows in words."""
+
+    title: str
+    alt: str
+    plot: Plot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Values in a row under one name, with intervals where there are some."""
+
+    name: str
+    y: Values
+    x: Sequence[Any] | None = None
+    """Where they stand; 0, 1, 2, ... unless said."""
+    low: Values | None = None
+    high: Values | None = None
+    text: Sequence[str] | None = None
+    """A name for each value."""
+    colour: str | None = None
+    dash: str = "solid"
+
+
+def heatmap(
+    values: Sequence[Values],
+    *,
+    title: str,
+    alt: str,
+    names: Sequence[str],
+    columns: Sequence[str] | None = None,
+    x: str,
+    y: str,
+    unit: str = "",
+    digits: int = 0,
+    span: tuple[float, float] | None = None,
+    groups: Sequence[int] = (),
+) -> Figure:
+    """A matrix in shades of blue, or around zero in orange and blue; ``groups`` are where lines divide it."""
+    columns = names if columns is None else columns
+    known = [value for row in values for value in row if value is not None]
+    low, high = span or (min([0.0, *known]), max([0.0, *known]) or 1.0)
+    around_zero = low < 0
+    if around_zero:
+        low, high = -max(-low, high), max(-low, high)
+    few = max(len(names), len(columns)) <= READABLE
+    trace = {
+        "type": "heatmap",
+        "z": [list(row) for row in values],
+        "x": _distinct(columns),
+        "y": _distinct(names),
+        "zmin": low,
+        "zmax": high,
+        "colorscale": [[0, "#D55E00"], [0.5, "#ffffff"], [1, "#0072B2"]] if around_zero else [list(s) for s in SHADES],
+        "colorbar": {"title": {"text": unit}, "thickness": 12, "outlinewidth": 0},
+        "hovertemplate": f"{y} %{{y}}<br>{x} %{{x}}<br>%{{z:.{digits}f}} {unit}<extra></extra>",
+        "xgap": 1 if few else 0,
+        "ygap": 1 if few else 0,
+        **({"texttemplate": f"%{{z:.{digits}f}}"} if few else {}),
+    }
+    side = max(360, min(900, 36 * len(names) + 160))
+    plot = _plot([trace], x, y, height=side)
+    plot.update_yaxes(autorange="reversed", showgrid=False, **_categories(names))
+    plot.update_xaxes(showgrid=False, **_categories(columns))
+    for border in groups:
+        at, ends, look = border - 0.5, (-0.5, len(names) - 0.5), {"color": INK, "width": 1.5}
+        plot.add_shape(type="line", x0=at, x1=at, y0=ends[0], y1=ends[1], line=look)
+        plot.add_shape(type="line", y0=at, y1=at, x0=ends[0], x1=ends[1], line=look)
+    return Figure(title=title, alt=alt, plot=plot)
+
+
+def bars(
+    names: Sequence[str],
+    series: Sequence[Series],
+    *,
+    title: str,
+    alt: str,
+    x: str = "class",
+    y: str,
+    stacked: bool = False,
+) -> Figure:
+    """Bars from zero, with intervals where there are some."""
+    traces = [
+        {
+            "type": "bar",
+            "name": one.name,
+            "x": _distinct(names),
+            "y": list(one.y),
+            "marker": {"color": one.colour or COLOURS[place % len(COLOURS)]},
+            "error_y": _errors(one),
+        }
+        for place, one in enumerate(series)
+    ]
+    plot = _plot(traces, x, y)
+    plot.update_layout(barmode="stack" if stacked else "group", showlegend=len(series) > 1)
+    plot.update_yaxes(rangemode="tozero")
+    plot.update_xaxes(**_categories(names))
+    return Figure(title=title, alt=alt, plot=plot)
+
+
+def lines(
+    series: Sequence[Series],
+    *,
+    title: str,
+    alt: str,
+    x: str,
+    y: str,
+    zero: bool = False,
+    marks: Mapping[str, float] | None = None,
+) -> Figure:
+    """Curves, with a band between ``low`` and ``high``; ``marks`` are named places on the x axis."""
+    traces: list[dict[str, Any]] = []
+    for place, one in enumerate(series):
+        at = list(range(len(one.y))) if one.x is None else list(one.x)
+        colour = one.colour or COLOURS[place % len(COLOURS)]
+        if one.low is not None and one.high is not None:
+            traces.append(
+                {
+                    "type": "scatter",
+                    "x": [*at, *reversed(at)],
+                    "y": [*one.high, *reversed(one.low)],
+                    "fill": "toself",
+                    "fillcolor": _faint(colour),
+                    "line": {"width": 0},
+                    "hoverinfo": "skip",
+                    "showlegend": False,
+                    "mode": "lines",
+                }
+            )
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines" if len(at) > 40 else "lines+markers",
+                "name": one.name,
+                "x": at,
+                "y": list(one.y),
+                "line": {"color": colour, "dash": one.dash, "width": 2},
+                "marker": {"size": 5},
+            }
+        )
+    plot = _plot(traces, x, y)
+    plot.update_layout(showlegend=len(series) > 1)
+    if zero:
+        plot.update_yaxes(rangemode="tozero")
+    for name, where in (marks or {}).items():
+        plot.add_vline(x=where, line={"color": SOFT, "dash": "dot", "width": 1}, annotation={"text": name})
+    return Figure(title=title, alt=alt, plot=plot)
+
+
+def points(series: Sequence[Series], *, title: str, alt: str, x: str, y: str, joined: Sequence[str] = ()) -> Figure:
+    """Named points; those of the series in ``joined`` are joined by a line."""
+    most = max((len(one.y) for one in series), default=0)
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "+".join(
+                (["lines"] if one.name in joined else [])
+                + ["markers"]
+                + (["text"] if one.text and most <= READABLE else [])
+            ),
+            "name": one.name,
+            "x": list(one.x or range(len(one.y))),
+            "y": list(one.y),
+            "text": list(one.text or []),
+            "textposition": "top center",
+            "textfont": {"size": 11},
+            "error_y": _errors(one),
+            "marker": {"color": one.colour or COLOURS[place % len(COLOURS)], "size": 8 if most <= 200 else 4},
+            "line": {"width": 1.5, "color": one.colour or COLOURS[place % len(COLOURS)]},
+        }
+        for place, one in enumerate(series)
+    ]
+    plot = _plot(traces, x, y)
+    plot.update_layout(showlegend=len(series) > 1)
+    return Figure(title=title, alt=alt, plot=plot)
+
+
+def page_fragment(figure: Figure) -> str:
+    """The figure as HTML. The page has to bring plotly's script."""
+    html = figure.plot.to_html(
+        full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True}
+    )
+    return str(html)
+
+
+def script() -> str:
+    """Plotly's script, for pages without a network."""
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
+
+
+def _plot(traces: Sequence[Mapping[str, Any]], x: str, y: str, height: int = 420) -> Plot:
+    from plotly.graph_objects import Figure as Plot
+
+    plot = Plot(data=[dict(trace) for trace in traces])
+    axis = {"gridcolor": RULE, "linecolor": SOFT, "automargin": True, "ticks": "outside", "tickcolor": RULE}
+    plot.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 60, "r": 20, "t": 20, "b": 50},
+        font={"family": "system-ui, sans-serif", "size": 13, "color": INK},
+        paper_bgcolor="#ffffff",
+        plot_bgcolor="#ffffff",
+        xaxis={**axis, "title": {"text": x}},
+        yaxis={**axis, "title": {"text": y}},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
+        hoverlabel={"font": {"family": "system-ui, sans-serif"}},
+    )
+    return plot
+
+
+def _categories(names: Sequence[str]) -> dict[str, Any]:
+    """An axis of names: numbers are names too, and up to a number of them none is left out."""
+    slanted = sum(map(len, names)) > 80
+    return {"type": "category", "dtick": 1 if len(names) <= READABLE else None, "tickangle": -45 if slanted else 0}
+
+
+def _errors(one: Series) -> dict[str, Any] | None:
+    if one.low is None or one.high is None:
+        return None
+    up = [None if v is None or h is None else h - v for v, h in zip(one.y, one.high, strict=True)]
+    down = [None if v is None or low is None else v - low for v, low in zip(one.y, one.low, strict=True)]
+    return {"type": "data", "array": up, "arrayminus": down, "color": SOFT, "thickness": 1.2, "width": 3}
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.15)"
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names as plotly shows them: as text, and two of one name apart."""
+    seen: dict[str, int] = {}
+    out = []
+    for name in map(_escaped, names):
+        seen[name] = seen.get(name, 0) + 1
+        out.append(name + "\u200b" * (seen[name] - 1))
+    return out
+
+
+def _escaped(name: str) -> str:
+    """Plotly reads a little HTML in names."""
+    return name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
