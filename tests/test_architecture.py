@@ -48,7 +48,8 @@ ALLOWED: dict[str, set[str]] = {
     "recipes": GROUND | {"plugins", "threat", "training", "engine"},
     "analysis": GROUND
     | {"types", "forward", "noise", "threat", "attacks", "suite", "data", "models", "metrics", "verdicts", "rundir"}
-    | {"reporting", "recipes", "api"},
+    | {"reporting", "recipes", "policies", "api"},
+    "studies": GROUND | {"analysis", "recipes", "reporting", "api"},
     "bench": GROUND
     | {"engine"}
     | {"types", "forward", "noise", "threat", "attacks", "data", "models", "evaluation", "reporting", "rundir"}

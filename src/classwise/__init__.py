@@ -2,7 +2,7 @@
 
 >>> import classwise as cw
 >>> sorted(cw.__all__)[:4]
-['ClassReport', 'Comparison', 'attacks', 'compare']
+['ClassReport', 'Comparison', 'analysis', 'attacks']
 
 Names are loaded when first used, so reading a report does not wait for torch.
 """
@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from classwise import attacks, data, metrics, models, objectives, policies, recipes, reporting
+    from classwise import analysis, attacks, data, metrics, models, objectives, policies, recipes, reporting
     from classwise.api import evaluate, train, train_together
     from classwise.reporting import ClassReport, Comparison, compare, load_report
 
@@ -32,6 +32,7 @@ _HOMES = {
 __all__ = [
     "ClassReport",
     "Comparison",
+    "analysis",
     "attacks",
     "compare",
     "data",

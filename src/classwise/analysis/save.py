@@ -14,13 +14,19 @@ from classwise.reporting.pages import answers_page
 
 def save(answer: Answer, out: Path, *, title: str, eyebrow: str) -> list[Path]:
     """Write what there is of an answer; the files, numbers first."""
+    page = out / f"{answer.kind}.html"
+    files = write(answer, out, answer.kind)
+    write_text(page, answers_page(title, eyebrow, {answer.kind: answer}))
+    return [*files, page]
+
+
+def write(answer: Answer, out: Path, name: str) -> list[Path]:
+    """Write the numbers alone."""
     out.mkdir(parents=True, exist_ok=True)
-    files = [out / f"{answer.kind}.json"]
+    files = [out / f"{name}.json"]
     write_json(files[0], answer.model_dump(mode="json", by_alias=True))
     if rows := answer.rows():
-        files.append(out / f"{answer.kind}.parquet")
+        files.append(out / f"{name}.parquet")
         with atomic(files[-1]) as partial:
             pq.write_table(pa.Table.from_pylist(rows), partial)
-    files.append(out / f"{answer.kind}.html")
-    write_text(files[-1], answers_page(title, eyebrow, {answer.kind: answer}))
     return files

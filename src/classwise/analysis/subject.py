@@ -116,3 +116,17 @@ class Subject:
             raise InputError(f"{self.path} was evaluated without an attack")
         self.report[key]
         return key
+
+    def label_of(self, label: str | int | None, key: str) -> int:
+        """A class by its name or number; the worst one of a result unless told."""
+        if label is None:
+            worst = self.report[key].worst
+            if worst is None:
+                raise InputError(f"{self.path} has no worst class: name one as label")
+            return worst.label
+        text = str(label)
+        if text in self.classes:
+            return self.classes.index(text)
+        if not text.isdecimal() or int(text) >= self.num_classes:
+            raise InputError(f"label = {label!r} is no class of {self.path}")
+        return int(text)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import classwise
-from classwise.cli import analyze, bench, check, compare, demo, evaluate, list_, train
+from classwise.cli import analyze, bench, check, compare, demo, evaluate, list_, study, train
 from classwise.cli.console import say
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("evaluate")(evaluate.evaluate)
 app.command("train")(train.train)
+app.command("study")(study.study)
 app.command("compare")(compare.compare)
 app.command("analyze")(analyze.analyze)
 app.command("check")(check.check)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from classwise.cli.console import guarded, say, say_json, table
-from classwise.errors import InputError, unknown
+from classwise.cli.console import ConsoleProgress, guarded, say, say_json, table
+from classwise.errors import InputError
 
 
 @guarded
@@ -25,26 +25,17 @@ def analyze(
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Ask why classes differ: confusion, training history, weights, features, and more."""
-    from classwise.analysis import QUESTIONS
+    from classwise.analysis import QUESTIONS, Subject, ask
     from classwise.analysis.save import save
-    from classwise.analysis.subject import Subject
     from classwise.recipes import parse_overrides
-    from classwise.spec import convert
 
-    if kind not in QUESTIONS:
-        raise unknown("analysis", kind, QUESTIONS)
-    question = QUESTIONS[kind]
-    least, most = question.takes
-    if not least <= len(runs) <= (most or len(runs)):
-        raise InputError(f"{kind} takes {question.runs}, not {len(runs)} run directories")
     if out is not None and out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: --out names a directory")
-    settings = convert(kind, question.ask, parse_overrides(override or []))
     subjects = [Subject(Subject.open(run).path, weights=weights) for run in runs]
-    answer = question.ask(*subjects, **settings)
+    answer = ask(kind, subjects, parse_overrides(override or []), ConsoleProgress())
     files = []
     if out is not None:
-        title = f"{kind}: {question.about}"
+        title = f"{kind}: {QUESTIONS[kind].about}"
         files = save(answer, out, title=title, eyebrow=", ".join(subject.name for subject in subjects))
     if as_json:
         say_json(answer.model_dump(mode="json", by_alias=True))

@@ -21,6 +21,8 @@ class Kind(StrEnum):
     MODELS = "models"
     DATASETS = "datasets"
     RECIPES = "recipes"
+    ANALYSES = "analyses"
+    STUDIES = "studies"
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the names as JSON.")] = False,
 ) -> None:
-    """List attacks, methods, models, data sets or recipes with their settings."""
+    """List attacks, methods, models, data sets, recipes, analyses or studies with their settings."""
     tables = _TABLES[kind]()
     if as_json:
         say_json([row[0] for part in tables if part.named for row in part.rows])
@@ -103,12 +105,29 @@ def _recipes() -> list[Listing]:
     return [Listing("recipes", [[name, "", recipe_header(name)] for name in recipe_names()])]
 
 
+def _analyses() -> list[Listing]:
+    from classwise.analysis import QUESTIONS
+
+    rows = [[name, one.runs, _settings(one.ask), one.about] for name, one in QUESTIONS.items()]
+    return [Listing("analyses", rows, ["name", "runs", "settings", "what it asks"])]
+
+
+def _studies() -> list[Listing]:
+    from classwise.studies import load_study, study_names
+
+    found = {name: load_study(name) for name in study_names()}
+    rows = [[name, ", ".join(study.runs), study.about] for name, study in found.items()]
+    return [Listing("studies", rows, ["name", "runs", "what it is"])]
+
+
 _TABLES: Mapping[Kind, Callable[[], list[Listing]]] = {
     Kind.ATTACKS: _attacks,
     Kind.METHODS: _methods,
     Kind.MODELS: _models,
     Kind.DATASETS: _datasets,
     Kind.RECIPES: _recipes,
+    Kind.ANALYSES: _analyses,
+    Kind.STUDIES: _studies,
 }
 
 
@@ -118,7 +137,8 @@ def _registered(registry: Mapping[str, Callable[..., Any]]) -> list[list[str]]:
 
 def _settings(factory: Callable[..., Any]) -> str:
     parameters = inspect.signature(factory).parameters.values()
-    return " ".join(_setting(p.name, p.default) for p in parameters if p.default is not inspect.Parameter.empty)
+    given = [p for p in parameters if p.default is not inspect.Parameter.empty and p.name != "progress"]
+    return " ".join(_setting(p.name, p.default) for p in given)
 
 
 def _setting(name: str, default: Any) -> str:

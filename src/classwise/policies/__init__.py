@@ -12,6 +12,7 @@ from classwise.policies.csl import CSL
 from classwise.policies.dafa import DAFA
 from classwise.policies.faal import FAAL
 from classwise.policies.fair_tat import FairTAT
+from classwise.policies.fixed_weights import FixedWeights
 from classwise.policies.frl import FRLRemargin, FRLReweight
 from classwise.policies.targeted import Targeted
 from classwise.policies.uniform import Uniform
@@ -22,6 +23,7 @@ POLICIES: Mapping[str, type[Policy]] = {
     "uniform": Uniform,
     "csl": CSL,
     "beta-vector": BetaVector,
+    "fixed-weights": FixedWeights,
     "frl-rw": FRLReweight,
     "frl-rwrm": FRLRemargin,
     "wat": WAT,
@@ -47,6 +49,7 @@ __all__ = [
     "FRLRemargin",
     "FRLReweight",
     "FairTAT",
+    "FixedWeights",
     "Targeted",
     "Uniform",
 ]

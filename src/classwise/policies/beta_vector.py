@@ -19,6 +19,7 @@ from typing import ClassVar
 import torch
 
 from classwise.errors import InputError
+from classwise.policies.by_class import by_class
 from classwise.spec import Number, Numbers
 from classwise.types import ClassControls, Policy, Task
 
@@ -43,20 +44,6 @@ class BetaVector(Policy):
     def start(self, task: Task) -> ClassControls:
         if task.beta == 0:
             raise InputError("beta-vector scales the objective's beta, which is 0 here")
-        scale = torch.tensor(self.strengths(task), dtype=torch.float64) / task.beta
-        return replace(ClassControls.uniform(task.num_classes), beta_scale=scale.float())
-
-    def strengths(self, task: Task) -> list[float]:
-        """(K,) beta of each class."""
         assert self.beta is not None
-        if not isinstance(self.beta, Mapping):
-            if len(self.beta) != task.num_classes:
-                raise InputError(f"beta has {len(self.beta)} numbers for {task.num_classes} classes")
-            return list(self.beta)
-        by_label: dict[int, float] = {}
-        for name, value in self.beta.items():
-            label = task.label(name)
-            if label in by_label:
-                raise InputError(f"beta names class {task.classes[label]!r} twice")
-            by_label[label] = value
-        return [by_label.get(label, task.beta) for label in range(task.num_classes)]
+        scale = torch.tensor(by_class("beta", self.beta, task, task.beta), dtype=torch.float64) / task.beta
+        return replace(ClassControls.uniform(task.num_classes), beta_scale=scale.float())

@@ -101,10 +101,7 @@ def answers_page(title: str, eyebrow: str, answers: Mapping[str, Telling]) -> st
                 "name": name,
                 "sentences": answer.sentences(),
                 "tables": answer.tables(),
-                "figures": [
-                    {"title": one.title, "alt": one.alt, "html": Markup(figures.page_fragment(one))}
-                    for one in answer.figures()
-                ],
+                "figures": answer.figures(),
             }
             for name, answer in answers.items()
         ],

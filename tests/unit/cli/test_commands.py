@@ -120,18 +120,56 @@ def test_check_fails_on_findings(runs: Path, tmp_path: Path) -> None:
     assert [check["passed"] for check in json.loads(out)["checks"]] == [False, False]
 
 
-@pytest.mark.parametrize("kind", ["attacks", "methods", "models", "datasets", "recipes"])
+@pytest.mark.parametrize("kind", ["attacks", "methods", "models", "datasets", "recipes", "analyses", "studies"])
 def test_list_names_everything_registered(kind: str) -> None:
     code, out, _ = invoke("list", kind)
     assert code == 0
     code, answer, _ = invoke("list", kind, "--json")
     names = json.loads(answer)
-    assert len(names) >= 3
+    assert len(names) >= (1 if kind == "studies" else 3)
     assert all(name in out for name in names)
 
 
+def test_analyze_and_study(tmp_path: Path) -> None:
+    study = tmp_path / "small.toml"
+    study.write_text(
+        'about = "One run."\n[runs.one]\nrecipe = "digits/standard"\noverrides = { epochs = 1 }\n'
+        'evaluate = { attacks = ["pgd:steps=1"], per_class = 5 }\n[[analyses]]\nkind = "confusion"\nruns = ["one"]\n'
+    )
+    code, out, _ = invoke("study", study, "--out", tmp_path / "study")
+    assert code == 0
+    assert f"page: {tmp_path / 'study' / 'analyses.html'}" in out
+    run = tmp_path / "study" / "runs" / "one"
+    code, out, _ = invoke("analyze", "confusion", run, "--out", tmp_path / "out", "-o", "attack=pgd")
+    assert code == 0
+    assert "Under pgd: the most confused pair is" in out
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        "confusion.json",
+        "confusion.parquet",
+        "confusion.html",
+    }
+    code, out, _ = invoke("analyze", "confusion", run, "--json")
+    assert (code, json.loads(out)["model"]) == (0, "one")
+    for arguments, line in (
+        (["confussion", run], "did you mean 'confusion'"),
+        (["confusion", run, run], "confusion takes one, not 2"),
+        (["confusion", tmp_path / "nowhere"], "no such run directory"),
+        (["confusion", run, "-o", "run=x"], "unknown setting of confusion: 'run'"),
+        (["confusion", run, "-o", "attack=square"], "unknown result 'square'"),
+        (["weight-norms", run, "--out", study], "is a file"),
+        (["bound", run, "-o", "gamma=wide"], "gamma"),
+    ):
+        code, _, err = invoke("analyze", *arguments)
+        assert (code, len(err.strip().splitlines())) == (2, 1)
+        assert line in err
+    code, _, err = invoke("study", study, "--out", tmp_path / "study")
+    assert (code, "--resume" in err) == (2, True)
+    code, _, err = invoke("study", study, "--out", tmp_path / "other", "--engine", "ray")
+    assert (code, "not available yet" in err) == (2, True)
+
+
 def test_help_of_every_command() -> None:
-    for command in ("demo", "evaluate", "train", "compare", "check", "list"):
+    for command in ("demo", "evaluate", "train", "study", "compare", "analyze", "check", "list"):
         code, out, _ = invoke(command, "--help")
         assert code == 0
         assert "Usage" in out

@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import tomllib
+from typing import Any
 
 import pytest
 import torch
 
 from classwise.errors import InputError
-from classwise.policies import CFA, DAFA, POLICIES, BetaVector
+from classwise.policies import CFA, DAFA, POLICIES, BetaVector, FixedWeights
 from classwise.spec import build
 from classwise.types import ClassControls, ClassStats, LossTerms, Task, reduce
 
@@ -85,6 +86,31 @@ def test_beta_vector_needs_a_beta_on_both_sides() -> None:
         build("policy", POLICIES, "beta-vector")
     with pytest.raises(InputError, match="scales the objective's beta, which is 0"):
         BetaVector(beta={"dog": 0.5}).start(Task(classes=ANIMALS.classes, beta=0.0))
+
+
+def test_fixed_weights_by_hand() -> None:
+    """(1, 4, 1) has a mean of 2; a zero leaves a class out."""
+    controls = FixedWeights(weights={"dog": 4.0}).start(ANIMALS)
+    assert controls.weight_nat.tolist() == controls.weight_adv.tolist() == [0.5, 2.0, 0.5]
+    assert FixedWeights(weights=(0.0, 1.0, 2.0)).start(ANIMALS).weight_nat.tolist() == [0.0, 1.0, 2.0]
+    terms = LossTerms(nat=torch.tensor([1.0, 3.0]), adv=torch.tensor([2.0, 4.0]), beta=6.0)
+    assert reduce(terms, torch.tensor([0, 1]), controls).item() == pytest.approx((0.5 * 13 + 2 * 27) / 2)
+
+
+@pytest.mark.parametrize(
+    ("weights", "line"),
+    [
+        (None, "needs weights"),
+        ({"dog": -1.0}, "not negative"),
+        ({"dgo": 1.0}, "did you mean 'dog'"),
+        ({"dog": 1.0, "1": 2.0}, "weights names class 'dog' twice"),
+        ((0.0, 0.0, 0.0), "zero for every class"),
+        ((1.0, 1.0), "weights has 2 numbers for 3 classes"),
+    ],
+)
+def test_bad_fixed_weights(weights: Any, line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        FixedWeights(weights=weights).start(ANIMALS)
 
 
 def test_cfa_by_hand() -> None:

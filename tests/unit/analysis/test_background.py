@@ -1,0 +1,134 @@
+"""Backgrounds: colours that decide, masks of things that are known, Table 4 by hand."""
+
+# N examples, K classes, H height, W width
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import classwise as cw
+from classwise.analysis import background
+from classwise.analysis.background import assignments, coloured
+from classwise.analysis.foreground import foregrounds
+from classwise.errors import InputError
+
+
+def test_ink_is_white_on_the_colour_of_the_ground() -> None:
+    x = torch.tensor([[[[0.0, 1.0], [0.5, 0.0]]]])
+    found = coloured(x, torch.tensor([[0.2, 0.0, 1.0]]))
+    assert torch.allclose(found[0, :, 0, 0], torch.tensor([0.2, 0.0, 1.0]))
+    assert torch.allclose(found[0, :, 0, 1], torch.ones(3))
+    assert torch.allclose(found[0, :, 1, 0], torch.tensor([0.6, 0.5, 1.0]))
+
+
+@pytest.mark.parametrize("k", [4, 5, 10, 100])
+def test_every_class_has_one_colour_and_the_assignments_cross(k: int) -> None:
+    ways = assignments(k)
+    for way in ways.values():
+        assert sorted(label for labels in way.values() for label in labels) == list(range(k))
+    (one, other) = (set(way["blue"]) for way in ways.values())
+    assert 0 < len(one & other) < min(len(one), len(other))
+
+
+def scenes(shape: str, channels: int, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Things of one colour, with noise, somewhere near the middle of a ground of another."""
+    random = np.random.default_rng(0)
+    rows, columns = np.mgrid[:side, :side]
+    images, masks = [], []
+    for _ in range(10):
+        row, column, size = *(side / 2 + random.uniform(-3, 3, 2)), side * random.uniform(0.2, 0.3)
+        apart = np.abs([rows - row, columns - column])
+        mask = apart.max(0) <= size if shape == "square" else np.hypot(*apart) <= size
+        ground, thing = random.uniform(0, 0.4, channels), random.uniform(0.6, 1, channels)
+        image = np.where(mask, thing[:, None, None], ground[:, None, None]) + random.normal(
+            0, 0.05, (channels, side, side)
+        )
+        images.append(image.clip(0, 1))
+        masks.append(mask)
+    return np.array(images, dtype=np.float32), np.array(masks)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("shape", ["square", "disc"])
+def test_a_thing_on_a_ground_is_found(shape: str, channels: int) -> None:
+    images, masks = scenes(shape, channels)
+    found = foregrounds(images)
+    overlap = (found & masks).sum((1, 2)) / (found | masks).sum((1, 2))
+    assert overlap.min() > 0.85
+    assert np.median(overlap) > 0.95
+
+
+def test_an_image_of_one_colour_has_a_mask_too() -> None:
+    found = foregrounds(np.full((2, 3, 16, 16), 0.5, dtype=np.float32))
+    assert found.shape == (2, 16, 16)
+    assert foregrounds(np.zeros((1, 1, 3, 3), dtype=np.float32)).shape == (1, 3, 3)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("background") / "run"
+    cw.train("digits/madry", out=out, epochs=4, attack={"steps": 3}, validation_per_class=10)
+    cw.evaluate(str(out), "digits", attacks=["pgd:steps=5"], eps=0.2, per_class=20, out=out)
+    return out
+
+
+def test_colours_decide_who_is_taken_for_whom(run: Path) -> None:
+    found = background(run)
+    assert [one.name for one in found.assignments] == ["even and odd", "halves"]
+    for one in found.assignments:
+        within, other = one.adversarial.within_superclass, one.under_the_other
+        assert within.low > other.high  # the paper's claim, beyond the intervals
+        assert one.adversarial.within_by_chance == pytest.approx(100 * 4 / 9, abs=1e-3)
+    assert len(found.figures()) == 2
+    assert len(found.rows()) == 2 * 2 * 100
+    assert background(run) == found
+
+
+def test_white_is_table_4(run: Path, tmp_path: Path) -> None:
+    everything = np.ones((20, 8, 8), dtype=bool)
+    np.save(tmp_path / "all.npy", everything)
+    found = background(run, experiment="white", label=3, masks=tmp_path / "all.npy").white
+    assert found is not None
+    original, white, attacked, both = found.lines
+    assert original.counts == white.counts  # where all is thing, nothing becomes white
+    assert attacked.counts == both.counts
+    assert (found.covered, found.gradient, found.estimated) == (100.0, 100.0, False)
+    verdicts = cw.load_report(run).verdicts
+    assert verdicts is not None
+    mine = verdicts.label == 3
+    assert original.counts == np.bincount(verdicts.natural[mine], minlength=10).tolist()
+    np.save(tmp_path / "none.npy", ~everything)
+    found = background(run, experiment="white", label=3, masks=tmp_path / "none.npy").white
+    assert found is not None
+    assert max(found.lines[1].counts) == 20  # one white image twenty times
+    assert found.covered == 0.0
+    confidences = [one.confidence for one in found.most_robust]
+    assert confidences == sorted(confidences, reverse=True)
+    assert found.least_robust[0].confidence <= confidences[-1]
+
+
+def test_a_second_model_is_asked_of_the_same_images(run: Path) -> None:
+    found = background(run, run, experiment="white")
+    assert found.white is not None
+    assert [line.counts for line in found.white.lines[:4]] == [line.counts for line in found.white.lines[4:]]
+    assert found.white.label == cw.load_report(run)["pgd"].worst.label
+    assert found.white.estimated
+    assert len(found.figures()) == 2
+    assert len(found.tables()[0].rows) == 8
+
+
+def test_bad_input(run: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "few.npy", np.ones((3, 8, 8), dtype=bool))
+    with pytest.raises(InputError, match=r"expected \(20, 8, 8\)"):
+        background(run, experiment="white", label=3, masks=tmp_path / "few.npy")
+    (tmp_path / "no.npy").write_text("nothing")
+    with pytest.raises(InputError, match="cannot be read"):
+        background(run, experiment="white", label=3, masks=tmp_path / "no.npy")
+    with pytest.raises(InputError, match="is no class"):
+        background(run, experiment="white", label="cat")
+    with pytest.raises(InputError, match="needs a run"):
+        background()

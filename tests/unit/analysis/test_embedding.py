@@ -1,0 +1,135 @@
+"""Embeddings against scikit-learn and numpy, on clusters that are known."""
+
+# N examples, D features, K classes
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from planted import Headless, Linear, planted, thousand
+from sklearn.metrics import silhouette_samples, silhouette_score
+from sklearn.neighbors import KNeighborsClassifier
+from torch import nn
+
+from classwise.analysis import Subject, embedding
+from classwise.analysis.embedding import silhouettes
+from classwise.analysis.look import look, look_attacked
+from classwise.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    """Four classes far apart in pairs, and a fifth without images."""
+    random = torch.Generator().manual_seed(0)
+    centres = torch.tensor([[0.1, 0.1, 0.5, 0.5], [0.2, 0.1, 0.5, 0.5], [0.9, 0.9, 0.5, 0.5], [0.8, 0.9, 0.5, 0.5]])
+    y = torch.arange(48) % 4
+    x = centres[y] + 0.01 * torch.rand(48, 4, generator=random)
+    model = Linear(torch.cat([centres, torch.zeros(1, 4)]), -0.5 * torch.cat([centres.square().sum(1), torch.ones(1)]))
+    folder = tmp_path_factory.mktemp("clusters")
+    return planted(folder, model, x.view(48, 1, 2, 2), y, ["a", "b", "c", "d", "e"], eps=0.001)
+
+
+def test_silhouettes_by_hand() -> None:
+    # a: 0 and 1, b: 4 and 6. For 0: a = 1, b = 5; for 1: 1, 4; for 4: 2, 3.5; for 6: 2, 5.5.
+    points = np.array([[0.0], [1.0], [4.0], [6.0]])
+    found = silhouettes(points, np.array([0, 0, 1, 1]))
+    assert found == pytest.approx([4 / 5, 3 / 4, 1.5 / 3.5, 3.5 / 5.5])
+    alone = silhouettes(points, np.array([0, 0, 0, 1]))
+    assert np.isnan(alone).tolist() == [False, False, False, True]
+    assert np.isnan(silhouettes(points, np.zeros(4, dtype=int))).all()
+    assert np.isnan(silhouettes(points, np.arange(4))).all()
+
+
+def test_numbers_of_a_trained_model_are_those_of_scikit_learn(trained: Path) -> None:
+    groups = {"low": [0, 1, 2, 3, 4], "high": [5, 6, 7, 8, 9]}
+    found = embedding(trained, attack="pgd:steps=3", per_class=6, method="pca", superclasses=groups)
+    subject = Subject.open(trained)
+    natural, attacked = look(subject, per_class=6), look_attacked(subject, attack="pgd:steps=3", per_class=6)
+    label = natural.label
+    here, there = silhouette_samples(natural.features, label), silhouette_samples(attacked.features, label)
+    for part in found.by_class:
+        own = label == part.label
+        assert part.natural == pytest.approx(here[own].mean(), abs=1e-4)
+        assert part.adversarial == pytest.approx(there[own].mean(), abs=1e-4)
+        assert part.n == 6
+    assert found.overall.natural == pytest.approx(silhouette_score(natural.features, label), abs=1e-4)
+    assert found.by_superclass.adversarial == pytest.approx(silhouette_score(attacked.features, label >= 5), abs=1e-4)
+    together = np.concatenate([natural.features, attacked.features]).astype(float)
+    left, values, _ = np.linalg.svd(together - together.mean(0), full_matrices=False)
+    rows = found.rows()
+    assert np.abs([[row["x"], row["y"]] for row in rows]) == pytest.approx(np.abs(left * values)[:, :2], abs=1e-3)
+    assert found.explained == pytest.approx(100 * (values**2 / (values**2).sum())[:2], abs=1e-3)
+    assert [row["index"] for row in rows] == [*natural.index, *natural.index]
+    assert [row["predicted"] for row in rows] == [*natural.predicted, *attacked.predicted]
+    assert found.perplexity is None
+    assert [figure.plot.layout.xaxis.title.text for figure in found.figures()] == [
+        f"first principal component, {found.explained[0]:.0f}% of the variance"
+    ] * 2
+
+
+def test_tsne_keeps_clusters_and_is_the_same_again(clusters: Subject) -> None:
+    found, again = (
+        embedding(clusters, attack="fgsm", superclasses={"one": [0, 1], "two": [2, 3, 4]}) for _ in range(2)
+    )
+    assert found == again
+    assert found.perplexity == 30
+    places = np.array([[row["x"], row["y"]] for row in found.rows()])
+    labels = [row["label"] for row in found.rows()]
+    neighbours = KNeighborsClassifier(5).fit(places[:48], labels[:48])
+    assert neighbours.score(places[48:], labels[48:]) == 1
+    assert found.overall.natural > 0.8
+    assert found.by_superclass.natural > 0.8
+    absent = found.by_class[4]
+    assert (absent.natural, absent.adversarial, absent.n) == (None, None, 0)
+    picture = found.figures()[0].plot
+    # an entry of the legend for a class, a filled and an open mark
+    assert [trace.name for trace in picture.data] == ["a", "b", "c", "d"] * 2
+    assert [trace.showlegend for trace in picture.data] == [True] * 4 + [False] * 4
+    assert {trace.marker.symbol for trace in picture.data} == {"circle", "circle-open"}
+    assert len({trace.marker.color for trace in picture.data}) == 4
+
+
+def test_another_seed_is_another_picture(trained: Path) -> None:
+    one, other = (embedding(trained, attack="fgsm", per_class=3, seed=seed) for seed in (0, 1))
+    assert one.by_class == other.by_class
+    assert one.perplexity == pytest.approx(59 / 3)
+
+
+def test_ten_classes_can_be_told_apart(trained: Path) -> None:
+    picture = embedding(trained, attack="fgsm", per_class=2, method="pca").figures()[0].plot
+    looks = {(trace.marker.color, trace.marker.symbol) for trace in picture.data}
+    assert len(looks) == 20
+
+
+def test_a_thousand_classes(tmp_path: Path) -> None:
+    found = embedding(thousand(tmp_path), attack="fgsm", method="pca")
+    assert found.by_class[0].natural is None
+    assert found.sentences() == []
+    (figure,) = found.figures()
+    assert not figure.plot.layout.showlegend
+
+
+def test_bad_input(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no last linear layer"):
+        embedding(Subject(trained, loaded=Headless(10)))
+    with pytest.raises(InputError, match="tsne or pca"):
+        embedding(trained, method="umap")
+    with pytest.raises(InputError, match="positive"):
+        embedding(trained, perplexity=0)
+    with pytest.raises(InputError, match="at least 1"):
+        embedding(trained, per_class=0)
+    narrow = nn.Sequential(nn.Flatten(), nn.Linear(64, 1), nn.Linear(1, 10))
+    with pytest.raises(InputError, match="cannot be put into a plane"):
+        embedding(Subject(trained, loaded=narrow), attack="fgsm")
+    dead = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Linear(3, 10))
+    dead[1].weight.data.zero_()
+    with pytest.raises(InputError, match="the same features"):
+        embedding(Subject(trained, loaded=dead), attack="fgsm")
+    x = torch.rand(10_002, 1, 2, 2)
+    two = Linear(torch.randn(2, 4), torch.zeros(2))
+    many = planted(tmp_path, two, x, torch.arange(10_002) % 2, ["a", "b"], attacks=["fgsm"])
+    with pytest.raises(InputError, match="smaller per_class"):
+        embedding(many, per_class=5001)

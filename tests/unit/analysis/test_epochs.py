@@ -1,0 +1,190 @@
+"""Epochs against histories made by hand, numpy, and what a training writes."""
+
+# K classes
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from classwise.analysis import epochs
+from classwise.analysis.epochs import curve_of
+from classwise.errors import InputError
+
+Shares = Sequence[Sequence[float | None]]
+BY_HAND = [[10.0, 50.0, 30.0], [30.0, 20.0, 40.0], [30.0, 60.0, 30.0], [50.0, 70.0, 30.0]]
+
+
+@pytest.fixture
+def make_training(tmp_path: Path) -> Callable[..., Path]:
+    """``make_training(robust, natural=None, n=10, best=())``: a directory with this history."""
+
+    def make(
+        robust: Shares | None, natural: Shares | None = None, n: int | Sequence[int] = 10, best: Sequence[int] = (1,)
+    ) -> Path:
+        length = len(robust or natural or [])
+
+        def part(shares: Shares | None, place: int) -> dict[str, object] | None:
+            if shares is None:
+                return None
+            known = [share for share in shares[place] if share is not None]
+            return {"overall": round(sum(known) / len(known), 4), "by_class": list(shares[place])}
+
+        classes = len((robust or natural or [[]])[0])
+        records = [
+            {
+                "epoch": place + 1,
+                "validation": {
+                    "n": [n] * classes if isinstance(n, int) else list(n),
+                    "robust": part(robust, place),
+                    "natural": part(natural, place),
+                },
+                "best": place + 1 in best,
+            }
+            for place in range(length)
+        ]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        return tmp_path
+
+    return make
+
+
+def test_numbers_by_hand(make_training) -> None:
+    found = epochs(make_training(BY_HAND, best=(1, 3)))
+    curve = found.robust
+    assert found.natural is None
+    assert found.selected == 3
+    assert found.classes == ["0", "1", "2"]
+    assert [one.overall for one in curve.epochs] == [30.0, 30.0, 40.0, 50.0]
+    assert [one.gap for one in curve.epochs] == [40.0, 20.0, 30.0, 40.0]
+    assert [one.cv for one in curve.epochs] == [round(float(np.var(row)), 4) for row in BY_HAND]
+    assert [(one.best.label, one.best.value) for one in curve.epochs] == [(1, 50.0), (2, 40.0), (1, 60.0), (1, 70.0)]
+    # Classes 0 and 2 tie at the third epoch: neither was worst before, and 0 is the first.
+    assert [(one.worst.label, one.tied) for one in curve.epochs] == [(0, 1), (1, 1), (0, 2), (2, 1)]
+    assert curve.changes == [2, 3, 4]
+    assert curve.worst_classes == [0, 1, 2]
+    assert curve.settled == 3  # class 2, counting the tie
+
+
+def test_a_class_that_is_worst_stays_so_in_a_tie() -> None:
+    curve = curve_of([(1, 0.0, [5.0, 0.0]), (2, 0.0, [0.0, 0.0]), (3, 0.0, [0.0, 0.0])])
+    assert [one.worst.label for one in curve.epochs] == [1, 1, 1]
+    assert (curve.changes, curve.settled, curve.worst_classes) == ([], 1, [1])
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([None, 0.0, 10.0, 20.0, 50.0]), min_size=4, max_size=4), min_size=1, max_size=8)
+)
+def test_against_a_search(rows: list[list[float | None]]) -> None:
+    rows = [[0.0 if value is None and place == 0 else value for place, value in enumerate(row)] for row in rows]
+    curve = curve_of([(number, 1.0, row) for number, row in enumerate(rows, start=5)])
+    ties = [[i for i, v in enumerate(row) if v == min(u for u in row if u is not None)] for row in rows]
+    path = [one.worst.label for one in curve.epochs]
+    assert all(label in own for label, own in zip(path, ties, strict=True))
+    assert [one.tied for one in curve.epochs] == [len(own) for own in ties]
+    for place in range(1, len(rows)):
+        assert (path[place] == path[place - 1]) == (path[place - 1] in ties[place])
+    assert curve.changes == [place + 5 for place in range(1, len(rows)) if path[place] != path[place - 1]]
+    since = [place for place in range(len(rows)) if all(path[-1] in own for own in ties[place:])]
+    assert curve.settled == since[0] + 5
+    assert set(curve.worst_classes) == set(path)
+
+
+def test_of_a_real_training(trained: Path) -> None:
+    found = epochs(trained)
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    for name, curve in (("robust", found.robust), ("natural", found.natural)):
+        for one, line in zip(curve.epochs, lines, strict=True):
+            part = line["validation"][name]
+            assert one.overall == part["overall"]
+            assert one.worst.value == pytest.approx(part["worst"]["value"], abs=1e-4)
+            assert one.gap == pytest.approx(np.ptp(part["by_class"]), abs=1e-3)
+    assert found.selected == json.loads((trained / "run.json").read_text())["training"]["best_epoch"]
+    assert found.shown == list(range(10))
+    assert "25 validation images a class" in found.sentences()[2]
+
+
+def test_absent_classes_have_no_part(make_training) -> None:
+    rows = [[None, 20.0, 40.0], [None, 30.0, 35.0]]
+    found = epochs(make_training(rows, natural=rows, n=[0, 10, 12]))
+    assert found.robust.epochs[0].worst.label == 1
+    assert found.robust.epochs[0].gap == 20.0
+    assert found.robust.epochs[0].cv == 100.0
+    assert found.shown == [1, 2]
+    assert "10 to 12 validation images" in found.sentences()[2]
+    assert found.sentences()[3] == "Without validation images: 0."
+    assert [row["value"] for row in found.rows()][:3] == rows[0]
+    assert json.loads(json.dumps(found.model_dump(mode="json", by_alias=True), allow_nan=False))["natural"]
+
+
+def test_of_many_classes_a_few_are_drawn(make_training) -> None:
+    rows = np.random.default_rng(0).uniform(0, 100, (50, 1000)).round(4)
+    run = make_training(rows.tolist(), best=(42,))
+    found = epochs(run)
+    assert len(set(found.shown)) == 12
+    assert epochs(run).shown == found.shown
+    assert epochs(run, seed=1).shown != found.shown
+    assert len(epochs(run, sample=3).shown) == 3
+    figure = found.figures()[0]
+    band, average, *own = figure.plot.data
+    # Shaded is the gap of all classes, not of those that are drawn.
+    assert max(band.y) == rows.max()
+    assert min(band.y) == rows.min()
+    assert [drawn.name for drawn in own] == [str(label) for label in found.shown]
+    assert list(own[3].y) == rows[:, found.shown[3]].tolist()
+    assert len({(drawn.line.color, drawn.line.dash) for drawn in (average, *own)}) == 13
+    assert "12 of 1000 classes" in figure.title
+    assert figure.plot.layout.shapes[0].x0 == 42
+    # The table leaves epochs out, but not the last, nor the one that was kept.
+    told = [row[0] for row in found.tables()[0].rows]
+    assert len(told) < 40
+    assert told[-1] == "50"
+    assert "42 *" in told
+
+
+def test_names_are_the_reports_where_they_fit(make_run, make_training, tmp_path: Path) -> None:
+    make_training([[10.0, 20.0], [20.0, 10.0]])
+    run = make_run("run", [[3, 1], [1, 3]], classes=["cat", "dog"])
+    (run / "metrics.jsonl").write_bytes((tmp_path / "metrics.jsonl").read_bytes())
+    assert epochs(run).classes == ["cat", "dog"]
+    other = make_run("other", [[3, 1, 0], [1, 3, 0], [0, 0, 2]])
+    (other / "metrics.jsonl").write_bytes((tmp_path / "metrics.jsonl").read_bytes())
+    assert epochs(other).classes == ["0", "1"]
+
+
+def test_one_class_and_one_epoch(make_training) -> None:
+    found = epochs(make_training([[40.0]]))
+    assert (found.robust.last.gap, found.robust.settled, found.robust.changes) == (0.0, 1, [])
+    assert "0 is the worst class throughout" in found.sentences()[0]
+    assert found.figures()
+
+
+def test_bad_input(make_training, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no metrics.jsonl: it is not the directory of a training"):
+        epochs(tmp_path)
+    record = {"epoch": 1, "best": True, "validation": {"n": [0, 0], "robust": None, "natural": None}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.raises(InputError, match="trained without validation images"):
+        epochs(tmp_path)
+    validation = {"n": [5, 5], "robust": {"overall": 1.0, "by_class": [1.0, 2.0]}, "natural": None}
+    broken = [
+        {},
+        {"epoch": 1},
+        record | {"validation": None},
+        record | {"validation": {}},
+        record | {"validation": validation | {"robust": {"overall": 1.0, "by_class": [1.0]}}},
+        record | {"validation": validation | {"robust": {"overall": 1.0, "by_class": [None, None]}}},
+        record | {"validation": validation | {"robust": {"overall": 1.0, "by_class": "ab"}}},
+        record | {"validation": validation | {"n": []}},
+        record | {"epoch": "first", "validation": validation},
+    ]
+    for one in broken:
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(one) + "\n")
+        with pytest.raises(InputError, match="is not the history of a training"):
+            epochs(tmp_path)

@@ -1,0 +1,170 @@
+"""Galleries: the right images in the right order, drawn pixel by pixel, and nothing but text in their texts."""
+
+# N examples, C channels, H height, W width
+
+from __future__ import annotations
+
+import base64
+import io
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from planted import Linear, planted, thousand
+
+from classwise.analysis import Subject, examples
+from classwise.analysis.look import look, look_attacked
+from classwise.errors import InputError
+from classwise.reporting.figures import Card, Picture, gallery, png
+from classwise.reporting.pages import answers_page
+
+NAUGHTY = ["<b>cat</b>", '"><script>alert(1)</script>', "a & b"]
+
+
+def pixels(text: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
+
+
+class Images(HTMLParser):
+    """Collects what a page shows."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.images: list[dict[str, str | None]] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "img":
+            self.images.append(dict(attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> Subject:
+    """Three classes of colour images, each told by the mean of one channel."""
+    weight = torch.zeros(3, 3, 4, 4)
+    for label in range(3):
+        weight[label, label] = 1
+    x = torch.rand(60, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    y = x.mean((2, 3)).argmax(1)
+    return planted(
+        tmp_path, Linear(weight.flatten(1), torch.zeros(3)), x, y, NAUGHTY, attacks=["pgd:steps=3"], eps=0.05
+    )
+
+
+def test_the_weakest_class_from_both_ends(trained: Path) -> None:
+    found = examples(trained, attack="pgd:steps=3", number=5)
+    subject = Subject.open(trained)
+    worst = subject.report.worst.label
+    natural, attacked = look(subject), look_attacked(subject, attack="pgd:steps=3")
+    own = (natural.label == worst) & (natural.predicted == worst)
+    logits = attacked.logits[own]
+    margins = logits[:, worst] - np.delete(logits, worst, axis=1).max(1)
+    order = np.argsort(margins, kind="stable")
+    expected = [*order[:3], *order[-2:]]
+    assert found.attacked == own.sum() > 5
+    assert [one.index for one in found.examples] == natural.index[own][expected].tolist()
+    assert [one.margin for one in found.examples] == pytest.approx(margins[expected], abs=1e-4)
+    for one, row in zip(found.examples, np.flatnonzero(own)[expected], strict=True):
+        assert (one.label, one.before.label, one.after.label) == (worst, worst, attacked.predicted[row])
+        assert one.before.confidence == pytest.approx(100 * natural.probabilities[row].max(), abs=1e-2)
+        assert one.after.confidence == pytest.approx(100 * attacked.probabilities[row].max(), abs=1e-2)
+        assert one.after.of_label == pytest.approx(100 * attacked.probabilities[row, worst], abs=1e-2)
+        x, x_adv = natural.x[row, 0].numpy(), attacked.x[row, 0].numpy()
+        assert one.size == pytest.approx(np.abs(x_adv - x).max(), abs=1e-6)
+        assert pixels(one.natural_png) == pytest.approx(255 * x, abs=0.501)
+        assert pixels(one.adversarial_png) == pytest.approx(255 * x_adv, abs=0.501)
+        assert pixels(one.change_png) == pytest.approx(255 * (0.5 + 10 * (x_adv - x)).clip(0, 1), abs=0.501)
+    least, most = found.figures()
+    assert [card.heading for card in least.plot.cards] == [f"image {one.index}: {worst}" for one in found.examples[:3]]
+    assert [card.heading for card in most.plot.cards] == [
+        f"image {one.index}: {worst}" for one in reversed(found.examples[3:])
+    ]
+
+
+def test_images_and_classes_that_are_asked_for(trained: Path) -> None:
+    found = examples(trained, attack="fgsm", indices=(30, 4, 30, 17))
+    assert sorted(one.index for one in found.examples) == [4, 17, 30]
+    assert [one.margin for one in found.examples] == sorted(one.margin for one in found.examples)
+    assert found.of is None
+    (figure,) = found.figures()
+    assert len(figure.plot.cards) == 3
+    assert {one.label for one in examples(trained, attack="fgsm", label="4").examples} == {4}
+    one = examples(trained, attack="fgsm", label=2, number=1)
+    assert len(one.examples) == len(one.figures()) == 1
+    assert len(one.sentences()) == 2
+
+
+def test_pngs_are_the_pixels() -> None:
+    colour = np.random.default_rng(0).integers(0, 256, (3, 5, 7))
+    assert np.array_equal(pixels(png(colour / 255)), np.moveaxis(colour, 0, -1))
+    grey = np.array([[[0.0, 1.0, 0.5]]])
+    assert pixels(png(grey)).tolist() == [[0, 255, 128]]
+    assert pixels(png(np.array([[[0.2]], [[0.6]]]))).tolist() == [[round(255 * 0.4)]]
+    assert pixels(png(np.array([[[-3.0, 7.0]]]))).tolist() == [[0, 255]]
+
+
+def test_names_are_text_in_the_page(colours: Subject) -> None:
+    found = examples(colours, number=4)
+    page = answers_page("t", "e", {"examples": found})
+    shown = Images(page)
+    assert len(shown.images) == 12
+    assert all(image["alt"] and (image["src"] or "").startswith("data:image/png;base64,") for image in shown.images)
+    assert [image["class"] for image in shown.images] == ["small"] * 12
+    assert shown.tags.count("script") == 1  # plotly's own
+    assert "b" not in shown.tags
+    assert found.of in shown.text
+
+
+def test_every_text_of_a_card_is_escaped() -> None:
+    picture = Picture(png=png(np.zeros((1, 2, 2))), alt='"><script>', caption="<script>")
+    figure = gallery([Card(heading="<script>", pictures=[picture], lines=["<script>"])], title="t", alt="a")
+    shown = Images(str(figure.html()))
+    assert "script" not in shown.tags
+    assert shown.images[0]["alt"] == '"><script>'
+    assert shown.text.count("<script>") == 3
+    assert figure.role == "group"
+
+
+def test_large_images_are_not_enlarged() -> None:
+    figure = gallery(
+        [Card(heading="h", pictures=[Picture(png=png(np.zeros((3, 200, 200))), alt="a", caption="c")])],
+        title="t",
+        alt="a",
+    )
+    assert "class" not in Images(str(figure.html())).images[0]
+
+
+def test_a_class_that_is_never_right_an_absent_one_and_a_thousand(tmp_path: Path) -> None:
+    x = torch.rand(20, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    always = Linear(torch.zeros(3, 4), torch.tensor([1.0, 0.0, 0.0]))
+    subject = planted(tmp_path / "always", always, x, torch.arange(20) % 2, ["a", "b", "c"])
+    found = examples(subject, attack="fgsm")
+    assert found.of == "b"
+    assert {one.before.label for one in found.examples} == {0}
+    with pytest.raises(InputError, match="no examples of c"):
+        examples(subject, label="c")
+    assert len(examples(thousand(tmp_path / "many"), attack="fgsm", label="class 7").examples) == 1
+
+
+def test_bad_input(trained: Path) -> None:
+    with pytest.raises(InputError, match="exclude each other"):
+        examples(trained, label=1, indices=(1,))
+    with pytest.raises(InputError, match="images 0 to 696"):
+        examples(trained, indices=(3, 700))
+    with pytest.raises(InputError, match="images 0 to 696"):
+        examples(trained, indices=())
+    with pytest.raises(InputError, match="no class"):
+        examples(trained, label="cat")
+    with pytest.raises(InputError, match="number"):
+        examples(trained, number=0)
+    with pytest.raises(InputError, match="amplify"):
+        examples(trained, amplify=-1)

@@ -1,0 +1,132 @@
+"""Gaps against the tables of the papers, scipy, and hand computation."""
+
+# K classes
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from classwise.analysis import gap
+from classwise.errors import InputError
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+def matrix(correct: list[int], n: int) -> list[list[int]]:
+    """Each class is otherwise taken for the next."""
+    counts = np.diag(correct)
+    counts[np.arange(len(correct)), (np.arange(len(correct)) + 1) % len(correct)] += n - np.array(correct)
+    return counts.tolist()
+
+
+@pytest.mark.parametrize("attack", ["FGSM", "PGD"])
+def test_the_spreads_that_the_paper_prints(make_run, attack: str) -> None:
+    """Tian et al. 2021, Table 1: 1000 images a class, so that the printed accuracies are exact.
+
+    The paper rounds some of its results and cuts others after one decimal.
+    """
+    with (DATA / "kdd_table1_attacks.csv").open(encoding="utf-8", newline="") as file:
+        printed = {row["defense"]: row for row in csv.DictReader(file) if row["attack"] == attack}
+    assert list(printed) == ["Madry", "TRADES", "MART", "HE"]
+    kept = {name: [round(10 * float(row[f"class{label}"])) for label in range(10)] for name, row in printed.items()}
+    found = gap(*(make_run(name, matrix(correct, 1000)) for name, correct in kept.items()))
+    for one in found.models:
+        row, side = printed[one.model], one.robust
+        for text, value in ((row["cv"], side.cv), (row["mcd"], side.mcd)):
+            assert float(text) in (
+                round(value, 1),
+                math.floor(10 * value + 1e-9) / 10,
+                math.floor(10 * value - 1e-9) / 10,
+            )
+        assert side.average.value == pytest.approx(sum(kept[one.model]) / 100)
+        # Class 1 is the most robust and class 3 the most vulnerable of every model, as the paper says.
+        assert (side.best.label, side.worst.label) == (1, 3)
+        assert (one.natural.cv, one.natural.mcd) == (0.0, 0.0)
+    base, other = found.models[0], found.models[1]
+    assert other.robust_difference.mcd == pytest.approx(other.robust.mcd - base.robust.mcd, abs=1e-4)
+    assert (base.robust_difference, base.natural_difference, base.growth) == (None, None, None)
+    # Nothing varies untouched, so that nothing can be said to have grown.
+    assert (other.growth.cv, other.growth.mcd, other.growth.order.value) == (None, None, None)
+
+
+def test_growth_and_order(make_run) -> None:
+    untouched, attacked = [9, 8, 10, 7, 9], [5, 4, 8, 1, 6]
+    runs = [
+        make_run("standard", matrix([1, 0, 2, 0, 0], 10), natural=matrix(untouched, 10)),
+        make_run("robust", matrix(attacked, 10), natural=matrix([8, 8, 9, 6, 8], 10)),
+    ]
+    found = gap(*runs, attack="pgd")
+    standard, robust = found.models
+    assert standard.natural.cv == pytest.approx(100 * np.var(untouched))
+    assert robust.robust.cv == pytest.approx(100 * np.var(attacked))
+    assert robust.growth.cv == pytest.approx(np.var(attacked) / np.var(untouched), abs=1e-4)
+    assert robust.growth.mcd == pytest.approx(7 / 3, abs=1e-4)
+    assert robust.growth.order.value == pytest.approx(spearmanr(untouched, attacked).statistic, abs=1e-4)
+    assert robust.robust_difference.numbers == pytest.approx([42.0, 10.0, 60.0, 100 * (np.var(attacked) - 0.64), 50.0])
+    assert robust.natural_difference.average == pytest.approx(-8.0)
+    assert f"CV {standard.natural.cv:.1f} → {robust.robust.cv:.1f} (5.2 times)" in found.sentences()[1]
+    assert "MCD 30.0 → 70.0 (2.3 times)" in found.sentences()[1]
+    assert [row["mcd"] for row in found.rows()] == [30.0, 20.0, 30.0, 70.0]
+
+
+def test_the_figure_shows_the_standard_model_untouched_and_the_others_attacked(make_run) -> None:
+    runs = [make_run(name, matrix(correct, 10)) for name, correct in (("a", [3, 5]), ("b", [6, 8]), ("c", [1, 9]))]
+    found = gap(*runs)
+    bars, widths = found.figures()
+    assert [drawn.name for drawn in bars.plot.data] == ["a, natural", "b, worst-case", "c, worst-case"]
+    assert [list(drawn.y) for drawn in bars.plot.data] == [
+        [100.0, 100.0, 100.0],
+        [70.0, 60.0, 80.0],
+        [50.0, 10.0, 90.0],
+    ]
+    assert list(bars.plot.data[0].x) == ["all", "0", "1"]
+    assert [list(drawn.y) for drawn in widths.plot.data] == [[0.0, 0.0, 0.0], [20.0, 20.0, 80.0]]
+    assert "60.0 (+30.0)" in found.tables()[0].rows[1]
+
+
+def test_absent_and_many_classes(make_run) -> None:
+    first, second = (np.array(matrix([4, 6, 8], 10)) for _ in range(2))
+    second[0] = 0
+    found = gap(make_run("whole", first.tolist()), make_run("absent", second.tolist()))
+    assert found.models[1].robust.worst.label == 1
+    assert found.models[1].robust.mcd == 20.0
+    assert found.figures()[0].plot.data[1].y[1] is None
+    json.dumps(found.model_dump(mode="json", by_alias=True), allow_nan=False)
+
+    random = np.random.default_rng(0)
+    natural, *robust = random.integers(0, 50, (3, 200))
+    runs = [
+        make_run(str(place), matrix(row.tolist(), 50), matrix(natural.tolist(), 50)) for place, row in enumerate(robust)
+    ]
+    bars = gap(*runs).figures()[0]
+    weakest = np.sort(np.argsort(natural, kind="stable")[:20])
+    assert list(bars.plot.data[0].x) == ["all", *map(str, weakest)]
+    assert "the 20 weakest classes of 0" in bars.title
+
+
+def test_bad_input(make_run, tmp_path: Path) -> None:
+    run = make_run("run", matrix([4, 6], 10))
+    with pytest.raises(InputError, match="got 1 runs; expected 2 or more"):
+        gap(run)
+    with pytest.raises(InputError, match="needs an attack"):
+        gap(run, run, attack="natural")
+    with pytest.raises(InputError, match="unknown result 'cw'"):
+        gap(run, run, attack="cw")
+    with pytest.raises(InputError, match="classes"):
+        gap(run, make_run("other", matrix([4, 6, 8], 10)))
+    one = make_run("one", [[5]])
+    with pytest.raises(InputError, match="one class"):
+        gap(one, one)
+    report = json.loads((run / "report.json").read_text())
+    report["results"] = {"natural": report["results"]["natural"]}
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "report.json").write_text(json.dumps(report))
+    with pytest.raises(InputError, match="bare was evaluated without an attack"):
+        gap(run, tmp_path / "bare")

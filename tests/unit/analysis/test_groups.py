@@ -1,0 +1,196 @@
+"""Groups against planted blocks, hand computation, and every order of the labels."""
+
+# K classes
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from classwise.analysis import groups
+from classwise.analysis.groups import affinity_of, eigengap, spectral_groups
+from classwise.errors import InputError
+
+PLANTED = [(6, [3, 3]), (9, [3, 3, 3]), (12, [4, 8]), (12, [3, 3, 3, 3]), (20, [4, 5, 5, 6]), (30, [5] * 6)]
+
+
+def planted(sizes: list[int], seed: int, between: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Counts of classes in shuffled order that are taken for others of their block, and the blocks."""
+    block = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    counts = np.where(block[:, None] == block, 6, between)
+    np.fill_diagonal(counts, 100)
+    return counts, block
+
+
+def partition(labels: np.ndarray) -> set[frozenset[int]]:
+    return {frozenset(np.flatnonzero(labels == one).tolist()) for one in np.unique(labels)}
+
+
+@pytest.mark.parametrize(("k", "sizes"), PLANTED)
+@pytest.mark.parametrize("between", [0, 1])
+def test_planted_blocks_are_found_and_counted(make_run, k: int, sizes: list[int], between: int) -> None:
+    counts, block = planted(sizes, seed=k, between=between)
+    found = groups(make_run("run", counts.tolist()))
+    assert found.chosen_by == "eigengap"
+    assert {frozenset(group.labels) for group in found.groups} == partition(block)
+    # What is drawn together is a group after the other, each class once.
+    assert [label for group in found.groups for label in group.labels] == [
+        label for _, own in itertools.groupby(found.order, key=block.__getitem__) for label in sorted(own)
+    ]
+    assert sorted(found.order) == list(range(k))
+
+
+def test_planted_blocks_are_found_in_noise(make_run) -> None:
+    random = np.random.default_rng(3)
+    shares, block = planted([4, 6, 5, 5], seed=1, between=1)
+    counts = random.multinomial(400, shares / shares.sum(1, keepdims=True))
+    named = {str(number): np.flatnonzero(block == number).tolist() for number in range(4)}
+    found = groups(make_run("run", counts.tolist()), superclasses=named)
+    assert found.chosen_by == "superclasses"
+    assert {frozenset(group.labels) for group in found.groups} == partition(block)
+    assert found.agreement.value == 1.0
+    assert found.agreement.by_chance < 0.3
+    assert found.stability > 0.95
+    assert [group.of_superclass for group in found.groups] == [len(group.labels) for group in found.groups]
+
+
+def test_blocks_that_are_noise_are_not_stable(make_run) -> None:
+    counts = np.random.default_rng(0).multinomial(100, [0.1] * 10, size=10)
+    assert groups(make_run("run", counts.tolist()), number=3).stability < 0.5
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(5, 12), st.integers(2, 4))
+def test_the_order_of_classes_does_not_matter(seed: int, k: int, number: int) -> None:
+    random = np.random.default_rng(seed)
+    affinity = affinity_of(random.integers(0, 10_000, (k, k)))
+    order = random.permutation(k)
+    there = np.empty(k, dtype=int)
+    there[order] = spectral_groups(affinity[np.ix_(order, order)], number, seed=1)
+    assert partition(there) == partition(spectral_groups(affinity, number, seed=2))
+    assert eigengap(affinity) == eigengap(affinity[np.ix_(order, order)])
+    assert 2 <= eigengap(affinity) <= max(2, k // 2)
+
+
+def test_shares_that_stay_by_hand(make_run) -> None:
+    counts = [[90, 8, 2, 0], [6, 94, 0, 0], [0, 1, 79, 20], [1, 0, 3, 96]]
+    found = groups(make_run("run", counts), number=2)
+    first, second = sorted(found.groups, key=lambda group: group.labels)
+    assert (first.labels, second.labels) == ([0, 1], [2, 3])
+    assert (first.stays.value, first.stays.n) == (pytest.approx(100 * 14 / 16), 16)
+    assert (second.stays.value, second.stays.n) == (pytest.approx(100 * 23 / 25), 25)
+    assert (found.within.value, found.within.n) == (pytest.approx(100 * 37 / 41, abs=1e-3), 41)
+    assert found.within_by_chance == pytest.approx(100 / 3, abs=1e-3)
+    assert found.affinity[0] == [None, 7.0, 1.0, 0.5]
+    assert found.affinity[3] == [0.5, 0.0, 11.5, None]
+    assert found.agreement is None
+
+
+def pair_counting(one: np.ndarray, other: np.ndarray) -> float:
+    """The adjusted Rand index from its definition: pairs that both put together, against what chance would give."""
+    pairs = list(itertools.combinations(range(len(one)), 2))
+    here, there = ({(i, j) for i, j in pairs if part[i] == part[j]} for part in (one, other))
+    expected = len(here) * len(there) / len(pairs)
+    return (len(here & there) - expected) / ((len(here) + len(there)) / 2 - expected)
+
+
+def test_agreement_against_every_order_of_the_labels(make_run) -> None:
+    counts, block = planted([4, 4], seed=0)
+    named = {"one": [0, 1, 2, 3], "other": [4, 5, 6, 7]}
+    found = groups(make_run("run", counts.tolist()), superclasses=named)
+    member = np.repeat([0, 1], 4)
+    assert found.agreement.value == pytest.approx(pair_counting(member, block), abs=1e-4)
+    every = []
+    for own in itertools.combinations(range(8), 4):  # each choice of four stands for equally many orders
+        shuffled = np.zeros(8)
+        shuffled[list(own)] = 1
+        every.append(pair_counting(member, shuffled))
+    assert len(every) == math.comb(8, 4)
+    assert found.agreement.by_chance == pytest.approx(float(np.quantile(every, 0.95)), abs=1e-4)
+
+
+def test_the_same_seed_gives_the_same_answer(make_run) -> None:
+    counts = np.random.default_rng(0).multinomial(100, [0.1] * 10, size=10)
+    run = make_run("run", counts.tolist())
+    named = {"one": [0, 1, 2, 3], "other": [4, 5, 6, 7, 8, 9]}
+    assert groups(run, superclasses=named, seed=5) == groups(run, superclasses=named, seed=5)
+
+
+def test_absent_classes_are_in_no_group(make_run) -> None:
+    counts, block = planted([3, 4], seed=2)
+    counts[4] = 0
+    found = groups(make_run("run", counts.tolist(), classes=list("abcdefg")))
+    assert found.absent == ["e"]
+    assert {frozenset(group.labels) for group in found.groups} == {own - {4} for own in partition(block)}
+    assert found.order[-1] == 4
+    assert set(found.affinity[4]) == {None}
+    assert found.affinity[0][4] is None
+    assert next(row["group"] for row in found.rows() if row["label"] == 4) is None
+    assert "in no group: e" in found.sentences()[-1]
+    json.dumps(found.model_dump(mode="json", by_alias=True), allow_nan=False)
+
+
+def test_one_superclass_for_all_says_nothing_of_the_number(make_run) -> None:
+    counts, _ = planted([3, 3], seed=0)
+    found = groups(make_run("run", counts.tolist()), superclasses={"all": list(range(6))})
+    assert (found.chosen_by, len(found.groups)) == ("eigengap", 2)
+
+
+def test_a_class_that_is_never_confused_is_no_group_of_its_own(make_run) -> None:
+    counts, _ = planted([4, 4], seed=0)
+    alone = np.zeros((9, 9), dtype=int)
+    alone[:8, :8], alone[8, 8] = counts, 124
+    found = groups(make_run("run", alone.tolist()))
+    assert sorted(len(group.labels) for group in found.groups) == [4, 5]
+
+
+def test_three_classes_form_two_groups(make_run) -> None:
+    found = groups(make_run("run", [[5, 5, 0], [5, 5, 0], [1, 0, 9]]))
+    assert sorted(tuple(group.labels) for group in found.groups) == [(0, 1), (2,)]
+
+
+def test_many_classes(make_run) -> None:
+    block = np.arange(500) % 25
+    counts = np.where(block[:, None] == block, 1, 0)
+    np.fill_diagonal(counts, 5)
+    found = groups(make_run("many", counts.tolist()))
+    assert {frozenset(group.labels) for group in found.groups} == partition(block)
+    assert len(found.sentences()[0]) < 200
+    assert "and 8 more" in found.tables()[0].rows[0][0]
+    assert len(found.figures()[0].plot.to_json()) < 25_000_000
+
+
+def test_bad_input(make_run) -> None:
+    for name, counts in (("one", [[5]]), ("two", [[5, 1], [1, 5]]), ("absent", [[5, 1, 1], [1, 5, 1], [0, 0, 0]])):
+        with pytest.raises(InputError, match="fewer than three classes: there is nothing to group"):
+            groups(make_run(name, counts))
+    with pytest.raises(InputError, match="no wrong predictions under worst-case"):
+        groups(make_run("perfect", (5 * np.eye(4, dtype=int)).tolist()))
+    run = make_run("run", planted([3, 3], seed=0)[0].tolist())
+    for number in (0, 1, 6):
+        with pytest.raises(InputError, match="6 classes form 2 to 5 groups"):
+            groups(run, number=number)
+    with pytest.raises(InputError, match="unknown result 'cw'"):
+        groups(run, attack="cw")
+
+
+def test_what_is_said_and_drawn(make_run) -> None:
+    counts, _ = planted([2, 3], seed=4)
+    names = ["<i>cat</i>", "dog", "car", "truck", "ship"]
+    named = {"animals": [0, 1], "transport": [2, 3, 4]}
+    found = groups(make_run("run", counts.tolist(), classes=names), superclasses=named)
+    assert found.sentences()[0].startswith(
+        "Under worst-case the classes form 2 groups, as many as there are superclasses:"
+    )
+    assert all(name in found.sentences()[0] for name in names)
+    drawn = found.figures()[0].plot.data[0]
+    assert [name.replace("&lt;", "<").replace("&gt;", ">") for name in drawn.y] == [names[i] for i in found.order]
+    assert drawn.z[0][1] == found.affinity[found.order[0]][found.order[1]]
+    assert found.figures()[0].plot.layout.shapes[0].x0 == len(found.groups[0].labels) - 0.5
+    assert [row["superclass"] for row in found.rows()] == ["animals"] * 2 + ["transport"] * 3

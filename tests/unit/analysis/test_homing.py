@@ -1,0 +1,117 @@
+"""Homing: two classes side by side and two far away; whoever is flipped across the one border comes home."""
+
+# N examples, K classes
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import classwise as cw
+from classwise.analysis import homing
+from classwise.analysis.homing import matrix_of
+from classwise.errors import InputError
+from classwise.verdicts import Verdicts
+
+PLANTED = '''
+import numpy as np
+from torch import nn
+
+def data(split="train"):
+    """Classes 0 and 1 differ by a little in the first pixel, 2 and 3 by a lot in pixels of their own."""
+    random = np.random.default_rng({"train": 0, "test": 1}[split])
+    labels = np.arange(400 if split == "train" else 80) % 4
+    images = np.full((len(labels), 1, 2, 2), 0.2) + random.uniform(-0.02, 0.02, (len(labels), 1, 2, 2))
+    images[:, 0, 0, 0] = np.select([labels == 0, labels == 1], [0.4, 0.5], 0.45)
+    images[labels == 2, 0, 1, 0] = 0.95
+    images[labels == 3, 0, 1, 1] = 0.95
+    return images.astype(np.float32), labels
+
+def model():
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
+'''
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("homing")
+    (folder / "planted.py").write_text(PLANTED)
+    spec = f"{folder / 'planted.py'}:data"
+    cw.train(
+        "digits/standard",
+        out=folder / "run",
+        data=spec,
+        model=f"{folder / 'planted.py'}:model",
+        epochs=40,
+        batch_size=32,
+        validation_per_class=5,
+        optimizer={"name": "adam", "lr": 0.05},
+    )
+    cw.evaluate(str(folder / "run"), spec, attacks=["pgd"], eps=0.1, out=folder / "run")
+    return folder / "run"
+
+
+def test_who_is_flipped_across_the_border_comes_home(planted: Path) -> None:
+    found = homing(planted)
+    flipped, home = np.array(found.flipped), np.array(found.homing)
+    assert flipped[0, 1] + flipped[1, 0] == flipped.sum() == 40
+    assert np.array_equal(home, flipped)
+    assert {(pair.true, pair.taken_for, pair.one_to_one) for pair in found.pairs} == {
+        ("0", "1", True),
+        ("1", "0", True),
+    }
+    assert found.overall.value == 100.0
+    assert found.sentences()[1] in ("One-to-one: 0 – 1.", "One-to-one: 1 – 0.")
+
+
+def test_asked_again_nothing_is_trained_anew(planted: Path) -> None:
+    first = homing(planted)
+    weights = planted / "homing" / "without-2" / "checkpoints" / "best.safetensors"
+    before = weights.stat().st_mtime_ns
+    assert homing(planted) == first
+    assert weights.stat().st_mtime_ns == before
+
+
+def test_several_workers_come_to_the_same(planted: Path, tmp_path: Path) -> None:
+    assert homing(planted, work=tmp_path / "work", workers=2) == homing(planted)
+
+
+def verdicts(labels: list[int], predicted: list[int]) -> Verdicts:
+    made = Verdicts.pending(np.arange(len(labels)), np.array(labels), ["pgd"])
+    made.natural, made.attacks["pgd"] = np.array(labels), np.array(predicted)
+    return made
+
+
+def test_the_matrix_by_hand() -> None:
+    labels = [0, 0, 0, 1, 1, 2]
+    before = verdicts(labels, [1, 1, 2, 0, 1, 0])
+    without = {
+        0: verdicts(labels, [1, 1, 1, 1, 2, 1]),  # example 3 comes home from 0, example 5 does not
+        1: verdicts(labels, [0, 2, 0, 0, 0, 0]),  # example 0 comes home from 1, example 1 goes astray again
+        2: verdicts(labels, [1, 1, 0, 0, 0, 0]),  # example 2 comes home from 2
+    }
+    found = matrix_of("model", "pgd", ["a", "b", "c"], before, without)
+    assert found.flipped == [[0, 2, 1], [1, 0, 0], [1, 0, 0]]
+    assert found.homing == [[0, 1, 1], [1, 0, 0], [0, 0, 0]]
+    assert (found.overall.value, found.overall.n) == (60.0, 5)
+    assert [(pair.true, pair.taken_for) for pair in found.pairs if pair.one_to_one] == [("a", "b"), ("b", "a")]
+    assert sum(row["homing"] for row in found.rows()) == 3
+
+
+def test_nothing_flipped() -> None:
+    kept = verdicts([0, 1, 2], [0, 1, 2])
+    found = matrix_of("model", "pgd", ["a", "b", "c"], kept, dict.fromkeys(range(3), kept))
+    assert found.overall.value is None
+    assert "nothing that could come home" in found.sentences()[0]
+    assert len(found.figures()) == 2
+
+
+def test_bad_input(planted: Path, make_run, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not the directory of a training"):
+        homing(make_run("no-training", [[1, 0, 0], [0, 1, 0], [0, 0, 1]]), attack="pgd")
+    with pytest.raises(InputError, match="unknown result 'square'"):
+        homing(planted, attack="square")
+    with pytest.raises(InputError, match="at least 1"):
+        homing(planted, work=tmp_path, workers=0)

@@ -1,0 +1,189 @@
+"""Margins against linear models, whose smallest radius is known in closed form."""
+
+# N examples, K classes, R radii
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from planted import Linear, planted, thousand
+from scipy.stats import bootstrap
+
+from classwise.analysis import Subject, margins
+from classwise.analysis.margins import _area, bisected, withstanding
+from classwise.errors import InputError
+
+
+def linear_run(folder: Path, k: int, norm: str = "Linf", wrong: int = 3) -> tuple[Subject, np.ndarray]:
+    """Images so far inside the box that it plays no part, some with a wrong label; and their exact radii."""
+    random = torch.Generator().manual_seed(k)
+    weight = torch.randn(k, 24, generator=random)
+    model = Linear(weight, -0.5 * weight.sum(1))
+    x = 0.5 + 0.1 * (torch.rand(24, 2, 3, 4, generator=random) - 0.5)
+    with torch.no_grad():
+        logits = model(x).double()
+    y = logits.argmax(1)
+    y[:wrong] = (y[:wrong] + 1) % k
+    apart = (weight[None] - weight[y][:, None]).double()
+    dual = apart.abs().sum(2) if norm == "Linf" else apart.norm(dim=2)
+    gap = (logits.gather(1, y[:, None]) - logits) / dual
+    exact = gap.scatter(1, y[:, None], torch.inf).amin(1).clamp_min(0).numpy()
+    eps = 0.01 if norm == "Linf" else 0.05
+    return planted(folder, model, x, y, [f"c{label}" for label in range(k)], eps=eps, norm=norm), exact
+
+
+@pytest.mark.parametrize("norm", ["Linf", "L2"])
+@pytest.mark.parametrize("attack", ["fab", "pgd:start=zero", "cw-pgd:start=zero,steps=40"])
+def test_the_radius_of_a_linear_model_is_met_from_above(tmp_path: Path, norm: str, attack: str) -> None:
+    subject, exact = linear_run(tmp_path, 2, norm)
+    found = margins(subject, attack=attack, per_class=None)
+    radii = np.array([one.radius for one in found.examples])
+    assert (radii >= exact - 1e-6).all()
+    assert radii == pytest.approx(exact, rel=0.01, abs=1e-6)
+    assert found.search == ("nearest" if attack == "fab" else "bisection")
+    assert (radii[:3] == 0).all()
+    assert (radii[3:] > 0).all()
+
+
+@pytest.mark.parametrize("norm", ["Linf", "L2"])
+def test_among_many_classes_the_nearest_is_found(tmp_path: Path, norm: str) -> None:
+    subject, exact = linear_run(tmp_path, 6, norm)
+    radii = np.array([one.radius for one in margins(subject, per_class=None).examples])
+    assert (radii >= exact - 1e-6).all()
+    assert radii == pytest.approx(exact, rel=0.01, abs=1e-6)
+    bound = np.array([one.radius for one in margins(subject, attack="pgd", per_class=None).examples])
+    assert (bound >= exact - 1e-6).all()
+    aimed = margins(subject, attack="cw-pgd:target=all,start=zero", per_class=None)
+    assert np.array([one.radius for one in aimed.examples]) == pytest.approx(exact, rel=0.01, abs=1e-6)
+
+
+def test_a_grid_tells_the_first_that_breaks(tmp_path: Path) -> None:
+    subject, exact = linear_run(tmp_path, 2)
+    grid = np.array([0.002, 0.004, 0.008, 0.016])
+    found = margins(subject, attack="pgd:start=zero", per_class=None, radii=tuple(grid))
+    radii = np.array([np.inf if one.radius is None else one.radius for one in found.examples])
+    expected = [0 if own == 0 else min(grid[grid >= own], default=np.inf) for own in exact]
+    assert radii == pytest.approx(expected, abs=1e-6)
+    assert found.search == "grid"
+    assert (found.attack, margins(subject, radii=(0.01,)).attack) == ("pgd:start=zero", "pgd")
+
+
+def test_parts_follow_from_the_radii(tmp_path: Path) -> None:
+    subject, _ = linear_run(tmp_path, 3)
+    found = margins(subject, per_class=None)
+    label = np.array([one.label for one in found.examples])
+    radii = np.array([one.radius for one in found.examples])
+    for part in found.by_class:
+        own = radii[label == part.label]
+        assert part.mean == pytest.approx(own.mean(), abs=1e-7)
+        assert part.quartiles == pytest.approx(np.quantile(own, [0.25, 0.5, 0.75], method="inverted_cdf"))
+        assert part.at_eps.value == pytest.approx(100 * (own > 0.01).mean())
+        assert part.curve == pytest.approx([100 * (own > radius).mean() for radius in found.radii])
+        assert part.unbroken == 0
+    means = [part.mean for part in found.by_class]
+    assert found.area.value == pytest.approx(max(means) - min(means), abs=1e-7)
+    assert (found.area.best, found.area.worst) == (f"c{np.argmax(means)}", f"c{np.argmin(means)}")
+    assert found.overall[0] == pytest.approx(100 * 21 / 24)
+    assert len(found.rows()) == 24
+    assert found == margins(subject, per_class=None)
+    assert len(found.figures()) == 2
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_the_area_under_a_curve_is_the_mean_radius(radii: list[float]) -> None:
+    grid = np.linspace(0, 1, 2001)
+    curve = np.array(withstanding(np.array(radii), grid)) / 100
+    assert curve[:-1].mean() == pytest.approx(np.mean(radii), abs=1e-3)
+    assert (np.diff(curve) <= 0).all()
+
+
+def test_the_interval_of_the_area_is_that_of_scipys_bootstrap() -> None:
+    random = np.random.default_rng(0)
+    radii = [random.gamma(shape, 0.1, size=40) for shape in (1.0, 1.5, 4.0)]
+    found = _area([*radii, np.array([])], ["a", "b", "c", "d"], 0)
+    assert (found.best, found.worst) == ("c", "a")
+
+    def apart(best: np.ndarray, worst: np.ndarray, axis: int) -> np.ndarray:
+        return best.mean(axis) - worst.mean(axis)
+
+    expected = bootstrap((radii[2], radii[0]), apart, method="percentile", vectorized=True, rng=random)
+    low, high = expected.confidence_interval
+    assert found.low == pytest.approx(low, abs=0.1 * (high - low))
+    assert found.high == pytest.approx(high, abs=0.1 * (high - low))
+
+
+def test_the_correction_takes_off_what_choosing_adds() -> None:
+    # Twenty classes that are all alike: the true area is 0, but the largest of 190 differences is not.
+    random = np.random.default_rng(0)
+    areas = [
+        _area([random.gamma(4.0, 0.1, size=20) for _ in range(20)], [str(label) for label in range(20)], 0)
+        for _ in range(5)
+    ]
+    values, corrected = (np.mean([getattr(area, name) for area in areas]) for name in ("value", "corrected"))
+    assert 0 <= corrected < 0.75 * values
+    assert _area([np.array([0.1]), np.array([])], ["a", "b"], 0) is None
+
+
+@given(st.lists(st.floats(1e-3, 1.5), min_size=1, max_size=6), st.floats(0.01, 0.5))
+def test_bisection_of_any_radius(radii: list[float], start: float) -> None:
+    """An attack that knows: at every radius from the true one on it finds an image exactly there."""
+    true = np.array(radii)
+
+    def distance(radius: torch.Tensor) -> np.ndarray:
+        return np.where(radius.numpy() >= true, radius.numpy(), np.inf)
+
+    found = bisected(lambda radius: radius, distance, len(true), start, 1.0)
+    reachable = true <= 1
+    assert np.isinf(found[~reachable]).all()
+    assert (found[reachable] >= true[reachable]).all()
+    assert (found[reachable] <= true[reachable] * 1.0051).all()
+
+
+def test_bisection_of_an_attack_that_fails_far_out() -> None:
+    """It succeeds between 0.1 and 0.15 and from 0.7 on, where it finds an image at 0.12."""
+
+    def distance(radius: torch.Tensor) -> np.ndarray:
+        given = radius.numpy()
+        return np.where(given >= 0.7, 0.12, np.where((given >= 0.1) & (given <= 0.15), given, np.inf))
+
+    assert bisected(lambda radius: radius, distance, 1, 0.2, 1.0) == pytest.approx([0.1], abs=1e-3)
+
+
+def test_what_nothing_breaks_and_absent_classes(tmp_path: Path) -> None:
+    x = torch.rand(20, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    always = Linear(torch.zeros(3, 4), torch.tensor([1.0, 0.0, 0.0]))
+    subject = planted(tmp_path, always, x, torch.arange(20) % 2, ["a", "b", "c"])
+    for attack in ("fab", "pgd:steps=2"):
+        found = margins(subject, attack=attack)
+        first, second, third = found.by_class
+        assert (first.unbroken, first.quartiles, first.curve[-1]) == (10, [None] * 3, 100)
+        assert (second.unbroken, second.quartiles, second.curve[0], second.mean) == (0, [0, 0, 0], 0, 0)
+        assert (third.n, third.mean, third.curve) == (0, None, None)
+        assert first.mean == found.radii[-1]
+        assert "10 of 20 images were broken at no radius." in found.sentences()
+        assert found.figures()
+        assert found.tables()[0].rows[-1][:2] == ["c", "–"]
+
+
+def test_a_thousand_classes(tmp_path: Path) -> None:
+    found = margins(thousand(tmp_path), attack="fgsm", radii=(0.1, 0.2))
+    assert len(found.examples) == 1000
+    curves, medians = found.figures()
+    assert len(curves.plot.data) == 9
+    assert len(medians.plot.data[0].x) == 20
+
+
+def test_bad_input(trained: Path, make_run) -> None:
+    with pytest.raises(InputError, match="one class"):
+        margins(make_run("one", [[5]]))
+    with pytest.raises(InputError, match="by itself"):
+        margins(trained, attack="fab", radii=(0.1,))
+    with pytest.raises(InputError, match="at most 1"):
+        margins(trained, radii=(0.1, 2.0))
+    with pytest.raises(InputError, match="radii"):
+        margins(trained, radii=())

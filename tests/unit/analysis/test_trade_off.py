@@ -1,0 +1,73 @@
+"""Average against worst class: the front by hand, and a sweep that turns the right class."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import classwise as cw
+from classwise.analysis import trade_off
+from classwise.errors import InputError
+
+EVEN = [[7, 3], [3, 7]]
+GREEDY = [[10, 0], [5, 5]]
+WORSE = [[7, 3], [5, 5]]
+
+
+def test_the_front_by_hand(make_run) -> None:
+    runs = [make_run(name, counts) for name, counts in (("even", EVEN), ("greedy", GREEDY), ("worse", WORSE))]
+    found = trade_off(*runs)
+    assert [(one.name, one.average.value, one.worst.value, one.front) for one in found.settings] == [
+        ("even", 70.0, 70.0, True),
+        ("greedy", 75.0, 50.0, True),
+        ("worse", 60.0, 50.0, False),
+    ]
+    assert found.sentences()[-1] == "On the Pareto front: even, greedy."
+    assert len(found.figures()) == 1
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("sweep") / "run"
+    cw.train("digits/trades", out=out, epochs=6, attack={"steps": 3})
+    cw.evaluate(str(out), "digits", attacks=["pgd:steps=5"], eps=0.1, per_class=20, out=out)
+    return out
+
+
+def test_a_sweep_turns_one_class(swept: Path) -> None:
+    found = trade_off(swept, label=3, values=(0.0, 1.0, 8.0))
+    assert [one.value for one in found.settings] == [None, 0.0, 1.0, 8.0]
+    assert found.turned == "weight of class 3"
+    by_value = {one.value: one.by_class[3].value for one in found.settings}
+    assert by_value[0.0] == 0.0  # a class without a weight is not learnt
+    assert by_value[8.0] > by_value[0.0]
+    assert by_value[1.0] == by_value[None]  # a weight of 1 is the run itself
+    line = json.loads((swept / "trade-off" / "weight-3-8" / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["controls"]["weight_adv"][3] == pytest.approx(8 / 1.7)
+    assert line["controls"]["weight_adv"][0] == pytest.approx(1 / 1.7)
+    assert len(found.figures()) == 2
+    assert len(found.rows()) == 40
+
+
+def test_beta_is_swept_too(swept: Path) -> None:
+    found = trade_off(swept, turn="beta", label=8, values=(6.0,))
+    assert found.settings[1].by_class == found.settings[0].by_class  # TRADES' own beta
+
+
+def test_bad_input(swept: Path, make_run, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no class"):
+        trade_off(swept, label="cat")
+    with pytest.raises(InputError, match="is no class"):
+        trade_off(swept, label=10)
+    with pytest.raises(InputError, match="at least one"):
+        trade_off(swept, values=())
+    with pytest.raises(InputError, match="not the directory of a training"):
+        trade_off(make_run("run", EVEN))
+    with pytest.raises(InputError, match="needs a run"):
+        trade_off()
+    cw.train("digits/wat", out=tmp_path / "wat", epochs=1, attack={"steps": 1})
+    cw.evaluate(str(tmp_path / "wat"), "digits", attacks=["pgd:steps=1"], eps=0.1, per_class=2, out=tmp_path / "wat")
+    with pytest.raises(InputError, match="must be uniform"):
+        trade_off(tmp_path / "wat")

@@ -1,0 +1,118 @@
+"""Weight norms against numpy and scipy, on heads of every kind."""
+
+# K classes
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from planted import Headless, Linear, planted, thousand
+from scipy.stats import pearsonr, spearmanr
+from torch import nn
+
+from classwise.analysis import Subject, weight_norms
+from classwise.errors import InputError
+from classwise.models import MODELS
+from classwise.models.normalize import normalized
+
+NAMES = ["ant", "bee", "cow", "dog", "eel"]
+
+
+def lengths_run(folder: Path, absent: int | None = None) -> Subject:
+    """Five classes whose weights have the lengths 1 to 5, and less and less room."""
+    weight = torch.zeros(5, 16)
+    for label, long in enumerate((1.0, 2.0, 3.0, 4.0, 5.0)):
+        weight[label, 2 * label], weight[label, 2 * label + 1] = 0.6 * long, 0.8 * long
+    x = torch.full((100, 1, 4, 4), 0.5)
+    y = torch.arange(100) % 5
+    for row, label in enumerate(y.tolist()):
+        x[row, 0].view(-1)[2 * label : 2 * label + 2] += 0.04 + 0.002 * row / 5 * (1 + label)
+    kept = y != (-1 if absent is None else absent)
+    model = Linear(weight, -0.7 * torch.arange(1.0, 6.0))
+    return planted(folder, model, x[kept], y[kept], NAMES, attacks=["pgd:steps=5"], eps=0.05)
+
+
+def test_of_weights_that_are_known(tmp_path: Path) -> None:
+    subject = lengths_run(tmp_path)
+    (found,) = weight_norms(subject).models
+    assert (found.layer, found.features, found.normalised) == ("layer", 16, False)
+    assert [part.norm for part in found.by_class] == pytest.approx([1, 2, 3, 4, 5])
+    assert [part.norm_scaled for part in found.by_class] == pytest.approx([0, 0.25, 0.5, 0.75, 1])
+    robust = np.array([part.value for part in subject.report["worst-case"].by_class], dtype=float)
+    assert np.ptp(robust) > 0
+    assert [part.robust_scaled for part in found.by_class] == pytest.approx((robust - robust.min()) / np.ptp(robust))
+    expected = pearsonr([1, 2, 3, 4, 5], robust)
+    assert found.robust.pearson.value == pytest.approx(expected.statistic, abs=1e-4)
+    assert found.robust.pearson.p_value == pytest.approx(expected.pvalue)
+    interval = expected.confidence_interval()
+    assert (found.robust.pearson.low, found.robust.pearson.high) == pytest.approx(
+        (interval.low, interval.high), abs=1e-4
+    )
+    assert found.robust.spearman.value == pytest.approx(spearmanr([1, 2, 3, 4, 5], robust).statistic, abs=1e-4)
+
+
+def test_of_a_trained_model_and_another_beside_it(trained: Path) -> None:
+    found = weight_norms(trained, trained, attack="pgd")
+    assert [one.model for one in found.models] == ["trained", "trained (2)"]
+    assert found.models[0].by_class == found.models[1].by_class
+    subject = Subject.open(trained)
+    head = [module for module in subject.model.modules() if isinstance(module, nn.Linear)][-1]
+    norms = np.linalg.norm(head.weight.detach().double().numpy(), axis=1)
+    assert [part.norm for part in found.models[0].by_class] == pytest.approx(norms)
+    for name in ("natural", "pgd"):
+        accuracies = [part.value for part in subject.report[name].by_class]
+        relation = found.models[0].natural if name == "natural" else found.models[0].robust
+        assert relation.pearson.value == pytest.approx(pearsonr(norms, accuracies).statistic, abs=1e-4)
+        assert relation.spearman.value == pytest.approx(spearmanr(norms, accuracies).statistic, abs=1e-4)
+    assert len(found.figures()) == 4
+    assert len(found.rows()) == 20
+
+
+@pytest.mark.parametrize("head", ["linear", "hypersphere"])
+def test_wrapped_models_and_hypersphere_heads(trained: Path, head: str) -> None:
+    inner = MODELS["digits-cnn"](num_classes=10, in_channels=1, head=head)
+    wrapped = nn.Sequential(normalized(inner, (0.5,), (0.2,)))
+    (found,) = weight_norms(Subject(trained, loaded=wrapped)).models
+    last = [module for module in inner.modules() if isinstance(module, nn.Linear)][-1]
+    assert [part.norm for part in found.by_class] == pytest.approx(last.weight.detach().norm(dim=1).tolist())
+    assert found.normalised == (head == "hypersphere")
+    assert any("cannot cause" in text for text in weight_norms(Subject(trained, loaded=wrapped)).sentences()) == (
+        head == "hypersphere"
+    )
+
+
+def test_an_absent_class_and_equal_ones(tmp_path: Path) -> None:
+    subject = lengths_run(tmp_path / "absent", absent=3)
+    found = weight_norms(subject)
+    part = found.models[0].by_class[3]
+    assert (part.norm, part.robust.value, part.robust_scaled) == (pytest.approx(4), None, None)
+    assert found.models[0].robust.pearson.n == 4
+    assert found.figures()
+    flat = Linear(torch.zeros(5, 16), torch.tensor([1.0, 0, 0, 0, 0]))
+    found = weight_norms(Subject(subject.path, loaded=flat))
+    assert found.models[0].robust.pearson.value is None
+    assert [part.norm_scaled for part in found.models[0].by_class] == [None] * 5
+    assert "cannot be related" in found.sentences()[0]
+    assert found.figures()
+
+
+def test_a_thousand_classes(tmp_path: Path) -> None:
+    found = weight_norms(thousand(tmp_path))
+    assert len(found.models[0].by_class) == 1000
+    assert len(found.figures()) == 3
+
+
+def test_bad_input(trained: Path, tmp_path: Path, make_run) -> None:
+    with pytest.raises(InputError, match="no last linear layer"):
+        weight_norms(Subject(trained, loaded=Headless(10)))
+    with pytest.raises(InputError, match="1 to 2"):
+        weight_norms(trained, trained, trained)
+    with pytest.raises(InputError, match="other classes"):
+        weight_norms(trained, lengths_run(tmp_path / "five"))
+    with pytest.raises(InputError, match="one class"):
+        weight_norms(make_run("one", [[5]]))
+    with pytest.raises(InputError, match="unknown result"):
+        weight_norms(trained, attack="square")
