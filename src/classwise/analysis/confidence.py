@@ -147,8 +147,8 @@ class Confidence(Answer):
             least = min(known, key=lambda part: part.cvc.value or 0.0)
             most = max(known, key=lambda part: part.cvc.value or 0.0)
             said = (
-                f"{_title(one)}, the output is smoothest for {least.name} (CVC {_mean(least.cvc, '.3g')}) and sharpest "
-                f"for {most.name} ({_mean(most.cvc, '.3g')})"
+                f"{_title(one)}, the output is smoothest for {least.name} (CVC {_mean(least.cvc)}) and sharpest "
+                f"for {most.name} ({_mean(most.cvc)})"
             )
             if one.cvc_with_robustness.value is not None:
                 said += f"; CVC and robustness correlate with Spearman {told(one.cvc_with_robustness)}"
@@ -157,7 +157,7 @@ class Confidence(Answer):
             whole = one.overall
             found.append(
                 f"{_title(one)}, confidence is {whole.confidence:.1f}% on average and accuracy "
-                f"{whole.accuracy.value:.1f}%: a difference of {_mean(whole.overconfidence, '.1f')} points; the "
+                f"{whole.accuracy.value:.1f}%: a difference of {_mean(whole.overconfidence, 1)} points; the "
                 f"expected calibration error is {whole.ece:.1f} in {BINS} bins."
             )
         path, label = self.trajectory, self.trajectory.label
@@ -176,26 +176,39 @@ class Confidence(Answer):
 
     def tables(self) -> list[Table]:
         view = in_view([part.value for part in self.robust])
+        weakest = sorted(self.robust, key=lambda part: (part.value is None, part.value))
+        rows = [
+            (robust, [one.by_class[robust.label] for one in (self.natural, self.adversarial)])
+            for robust in weakest
+            if robust.label in view
+        ]
+        foot = left_out(len(view), len(self.classes))
         return [
             Table(
-                title="confidence by class",
-                about="CVC, expected calibration error and overconfidence in percentage points [95%], from the weakest "
-                "class; first natural, then attacked.",
-                columns=["class", "robust", "CVC", "attacked", "ECE", "attacked", "overconfidence", "attacked"],
+                title="variance of confidence",
+                about="CVC [95%] beside the accuracy under attack in percent, from the weakest class.",
+                columns=["class", "robust", NATURAL, self.attack],
+                rows=[
+                    [robust.name, decimal(robust.value, 1), *(_mean(part.cvc) for part in both)]
+                    for robust, both in rows
+                ],
+                foot=foot,
+            ),
+            Table(
+                title="calibration",
+                about="Expected calibration error in percent, and confidence minus accuracy in percentage points "
+                "[95%], from the weakest class.",
+                columns=["class", f"error, {NATURAL}", self.attack, f"overconfidence, {NATURAL}", self.attack],
                 rows=[
                     [
                         robust.name,
-                        decimal(robust.value, 1),
-                        *(_mean(part.cvc, ".3g") for part in both),
                         *(decimal(part.calibration.ece, 1) for part in both),
-                        *(_mean(part.calibration.overconfidence, ".1f") for part in both),
+                        *(_mean(part.calibration.overconfidence, 1) for part in both),
                     ]
-                    for robust in sorted(self.robust, key=lambda part: (part.value is None, part.value))
-                    if robust.label in view
-                    for both in [[one.by_class[robust.label] for one in (self.natural, self.adversarial)]]
+                    for robust, both in rows
                 ],
-                foot=left_out(len(view), len(self.classes)),
-            )
+                foot=foot,
+            ),
         ]
 
     def figures(self) -> list[Figure]:
@@ -495,8 +508,10 @@ def _title(one: Confidences) -> str:
     return "Untouched" if one.images == NATURAL else f"Under {one.images}"
 
 
-def _mean(part: Mean, written: str) -> str:
-    if part.value is None:
-        return "–"
-    said = format(part.value, written)
-    return said if part.low is None or part.high is None else f"{said} [{part.low:{written}}, {part.high:{written}}]"
+def _mean(part: Mean, digits: int | None = None) -> str:
+    """With so many digits, or to three that count."""
+    value, low, high = (
+        "–" if one is None else f"{one:.3g}" if digits is None else decimal(one, digits)
+        for one in (part.value, part.low, part.high)
+    )
+    return value if part.low is None else f"{value} [{low}, {high}]"

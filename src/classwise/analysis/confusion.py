@@ -31,6 +31,7 @@ from classwise.reporting.tables import Table
 from classwise.verdicts import NATURAL
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 MOST_CONFUSED = 10
 """Pairs that are told."""
 RESAMPLES = 500
@@ -202,28 +203,48 @@ def matrix_of(counts: NDArray[np.int64], classes: list[str], groups: dict[str, l
 
 
 def symmetry(counts: NDArray[np.int64]) -> float | None:
-    """The correlation of the rates off the diagonal with their mirror images.
+    """The correlation of the rates off the diagonal with their mirror images, over the classes that have examples.
 
     >>> symmetry(np.array([[8, 2, 0], [2, 7, 1], [0, 1, 9]]))
     1.0
     """
-    rates = _rates(counts)
-    off = ~np.eye(len(rates), dtype=bool) & ~np.isnan(rates) & ~np.isnan(rates.T)
-    here, there = rates[off], rates.T[off]
-    if len(here) < 4 or np.ptp(here) == 0:
+    labels, predicted = (np.repeat(place, counts[counts > 0]) for place in np.nonzero(counts))
+    return _correlation(labels, predicted, counts.sum(1))
+
+
+def _correlation(labels: Ints, predicted: Ints, n: Ints) -> float | None:
+    """The same from examples. Most pairs of many classes never occur, and a zero adds nothing to a sum of products."""
+    known = (labels != predicted) & (n[predicted] > 0)
+    pairs, count = np.unique(labels[known] * len(n) + predicted[known], return_counts=True)
+    i, j = np.divmod(pairs, len(n))
+    rates = count / n[i]
+    mirrored = np.zeros(len(pairs))
+    if len(pairs):
+        at = np.searchsorted(pairs, j * len(n) + i).clip(max=len(pairs) - 1)
+        mirrored = np.where(pairs[at] == j * len(n) + i, rates[at], 0.0)
+    present = int((n > 0).sum())
+    cells = present * (present - 1)
+    if cells < 4:
         return None
-    return round(float(np.corrcoef(here, there)[0, 1]), 12)
+    mean = rates.sum() / cells
+    variance = (rates**2).sum() / cells - mean**2
+    if variance <= 1e-15:
+        return None
+    return round(float(((rates * mirrored).sum() / cells - mean**2) / variance), 12)
 
 
-def _symmetry(counts: NDArray[np.int64], seed: int) -> Symmetry:
+def _symmetry(counts: Ints, seed: int) -> Symmetry:
     value = symmetry(counts)
     if value is None:
         return Symmetry(value=None, low=None, high=None)
-    random = np.random.default_rng(seed)
+    labels, predicted = (np.repeat(place, counts[counts > 0]) for place in np.nonzero(counts))
     n = counts.sum(1)
-    shares = counts / np.maximum(n, 1)[:, None]
-    shares[n == 0, 0] = 1  # nothing will be drawn
-    drawn = [symmetry(random.multinomial(n, shares)) for _ in range(RESAMPLES)]
+    start = (n.cumsum() - n)[labels]
+    random = np.random.default_rng(seed)
+    drawn = (
+        _correlation(labels, predicted[start + (random.random(len(labels)) * n[labels]).astype(np.int64)], n)
+        for _ in range(RESAMPLES)
+    )
     low, high = np.quantile([one for one in drawn if one is not None], [0.025, 0.975])
     return Symmetry(value=round(value, 4), low=round(float(low), 4), high=round(float(high), 4))
 

@@ -11,9 +11,9 @@ lower bound, and of two answers the smaller is the better one. On the digits tha
 that of bisected PGD for a TRADES model, and a twentieth for a standard one, which is why it is the default. An image
 that is wrong untouched has the radius 0; one that nothing broke has none, and counts as withstanding every radius.
 
-The **robustness curve** of a class is the share of its images that withstand a radius, ``radius of the image > r``. The
-area under it, up to the largest radius told, is the mean radius of the class; the area between the curves of the best
-and the worst class, the difference of their means. Its interval is a seeded bootstrap over the images of the two, as
+The **robustness curve** of a class is the share of its images that withstand a radius, as far as was found: it too is
+an upper bound. It ends at the largest radius that broke an image, or that was tried. The area under it is the mean
+radius of the class; the area between the curves of the best and the worst class, the difference of their means. Its interval is a seeded bootstrap over the images of the two, as
 if they had been named beforehand. The largest of many noisy differences is too large: ``corrected`` takes off what
 redrawing every class and choosing the two anew adds on average.
 """
@@ -79,12 +79,12 @@ class ClassMargin(Part):
     name: str = Field(alias="class")
     n: int
     mean: float | None
-    """The area under the curve: the mean radius, where those that nothing broke count as the largest radius told."""
+    """The area under the curve: the mean radius, where images that nothing broke count as the largest radius."""
     quartiles: list[float | None]
     """The radii that a quarter, half and three quarters of the images do not withstand; null beyond what was broken."""
     unbroken: int
-    at_eps: Estimate
-    """Share that withstands the radius of the report, in percent."""
+    at_eps: Estimate | None
+    """Share that withstands the radius of the report, in percent; null where no radius so large was tried."""
     curve: list[float] | None
     """(R,) share that withstands each radius of ``radii``, in percent; null for an absent class."""
 
@@ -161,7 +161,7 @@ class Margins(Answer):
                         part.name,
                         decimal(part.mean, 4),
                         *(decimal(value, 4) for value in part.quartiles),
-                        share(part.at_eps),
+                        "–" if part.at_eps is None else share(part.at_eps),
                         str(part.n),
                     ]
                     for part in sorted(self.by_class, key=lambda part: (part.mean is None, part.mean))
@@ -267,7 +267,7 @@ def margins(
     progress.finish()
     label, radius = subject.images.labels[index], np.concatenate(found)
     known = radius[np.isfinite(radius)]
-    most = float(max([threat.eps, *(radii or ()), *known]))
+    most = float(max(radii or [threat.eps, *known]))
     grid = np.linspace(0, most, GRID)
     return Margins(
         model=subject.name,
@@ -364,7 +364,7 @@ def _of_class(label: int, name: str, radius: Floats, grid: Floats, eps: float) -
         mean=round(float(np.minimum(radius, grid[-1]).mean()), 8) if n else None,
         quartiles=[round(float(value), 8) if np.isfinite(value) else None for value in quartiles],
         unbroken=int(np.isinf(radius).sum()),
-        at_eps=Estimate(**estimate(int((radius > eps).sum()), n)),
+        at_eps=Estimate(**estimate(int((radius > eps).sum()), n)) if eps <= grid[-1] else None,
         curve=withstanding(radius, grid) if n else None,
     )
 

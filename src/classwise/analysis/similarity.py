@@ -329,7 +329,7 @@ def _alike(part: Similarity, most: int | None = None) -> list[tuple[float, int, 
 def _span(part: Similarity) -> tuple[float, float] | None:
     """Shades from a tenth below the least alike: features are seldom negative, and all of them much alike."""
     least = min((value for row in part.cosines for value in row if value is not None), default=0.0)
-    return (float(np.floor(10 * least) / 10), 1.0) if least >= 0 else None
+    return (min(float(np.floor(10 * least) / 10), 0.9), 1.0) if least >= 0 else None
 
 
 def _listed(matrix: Floats) -> list[list[float | None]]:

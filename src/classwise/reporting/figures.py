@@ -275,7 +275,7 @@ def points(series: Sequence[Series], *, title: str, alt: str, x: str, y: str, jo
         for place, one in enumerate(series)
     ]
     plot = _plot(traces, x, y)
-    plot.update_layout(showlegend=1 < len({one.name for one in series}) <= READABLE)
+    plot.update_layout(showlegend=1 < len({one.name for one in series}) <= READABLE, legend_itemsizing="constant")
     return Figure(title=title, alt=alt, plot=plot)
 
 

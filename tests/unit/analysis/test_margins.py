@@ -70,6 +70,10 @@ def test_a_grid_tells_the_first_that_breaks(tmp_path: Path) -> None:
     expected = [0 if own == 0 else min(grid[grid >= own], default=np.inf) for own in exact]
     assert radii == pytest.approx(expected, abs=1e-6)
     assert found.search == "grid"
+    assert found.radii[-1] == 0.016
+    beyond = radii[[one.label == 0 for one in found.examples]]
+    assert found.by_class[0].mean == pytest.approx(np.minimum(beyond, 0.016).mean(), abs=1e-7)
+    assert [part.at_eps for part in margins(subject, radii=(0.005,)).by_class] == [None, None]
     assert (found.attack, margins(subject, radii=(0.01,)).attack) == ("pgd:start=zero", "pgd")
 
 
