@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 from classwise.analysis.answer import Answer
 from classwise.analysis.runs import evaluated, one_attack, recipe_of, trained
 from classwise.analysis.subject import Subject
+from classwise.api import make_objective
 from classwise.errors import InputError
 from classwise.progress import SILENT, Progress
 from classwise.reporting.estimates import ClassEstimate, Estimate
@@ -34,7 +35,7 @@ class Setting(Part):
 
     name: str
     value: float | None
-    """What was turned to; None for a run that was given."""
+    """What was turned to: of the run that is swept, what it was trained with; None where runs are compared."""
     average: Estimate
     worst: Worst
     by_class: list[ClassEstimate]
@@ -190,7 +191,8 @@ def trade_off(
         (f"{turn} {value:g}", float(value), evaluated(subject, place, attack=key, progress=progress))
         for value, place in places.items()
     ]
-    return _answer(key, f"{turn} of class {name}", chosen, [(subject.name, None, subject), *found])
+    own = 1.0 if turn == "weight" else float(getattr(make_objective(recipe), "beta", 1.0))
+    return _answer(key, f"{turn} of class {name}", chosen, [(subject.name, own, subject), *found])
 
 
 def _answer(

@@ -261,6 +261,7 @@ def points(series: Sequence[Series], *, title: str, alt: str, x: str, y: str, jo
             "y": list(one.y),
             "text": [_shown(text) for text in one.text or []],
             "textposition": "top center" if one.low is None else "middle right",
+            "cliponaxis": False,
             "textfont": {"size": 11},
             "error_y": _errors(one),
             "legendgroup": one.name,

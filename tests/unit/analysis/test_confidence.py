@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from planted import Linear, planted, thousand
 from scipy.stats import bootstrap, spearmanr
 from sklearn.calibration import calibration_curve
+from torch import nn
 from torch.nn import functional as F
 
 from classwise.analysis import Subject, confidence
@@ -170,6 +171,23 @@ def test_bad_input(trained: Path, make_run) -> None:
         confidence(trained, attack="fgsm", per_class=1, index=697)
     with pytest.raises(InputError, match="searches a ball"):
         confidence(trained, attack="corruptions:severity=1")
+
+
+class Shell(nn.Module):
+    """The second class where the first pixel is far from grey."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        far = 10 * ((x[:, 0, 0, 0] - 0.5).abs() - 0.2)
+        return torch.stack([-far, far], 1)
+
+
+def test_an_attack_that_mends_an_image_does_not_make_it_robust(tmp_path: Path) -> None:
+    x = torch.full((4, 1, 2, 2), 0.5)
+    x[:, 0, 0, 0] = torch.tensor([0.45, 0.0, 0.5, 0.55])  # the first is wrong, and lands at 0.72
+    subject = planted(tmp_path, Shell(), x, [1, 1, 0, 0], ["near", "far"], eps=0.27)
+    found = confidence(subject, attack="fgsm", index=1)
+    assert found.adversarial.by_class[1].calibration.accuracy.value == 100
+    assert found.robust[1].value == 50
 
 
 def test_a_model_that_is_never_right(tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_sweep_turns_one_class(swept: Path) -> None:
     found = trade_off(swept, label=3, values=(0.0, 1.0, 8.0))
-    assert [one.value for one in found.settings] == [None, 0.0, 1.0, 8.0]
+    assert [one.value for one in found.settings] == [1.0, 0.0, 1.0, 8.0]
     assert found.turned == "weight of class 3"
-    by_value = {one.value: one.by_class[3].value for one in found.settings}
-    assert by_value[0.0] == 0.0  # a class without a weight is not learnt
-    assert by_value[8.0] > by_value[0.0]
-    assert by_value[1.0] == by_value[None]  # a weight of 1 is the run itself
+    own, without, same, heavy = (one.by_class[3].value for one in found.settings)
+    assert without == 0.0  # a class without a weight is not learnt
+    assert heavy > without
+    assert same == own  # a weight of 1 is the run itself
     line = json.loads((swept / "trade-off" / "weight-3-8" / "metrics.jsonl").read_text().splitlines()[0])
     assert line["controls"]["weight_adv"][3] == pytest.approx(8 / 1.7)
     assert line["controls"]["weight_adv"][0] == pytest.approx(1 / 1.7)
@@ -53,6 +53,7 @@ def test_a_sweep_turns_one_class(swept: Path) -> None:
 
 def test_beta_is_swept_too(swept: Path) -> None:
     found = trade_off(swept, turn="beta", label=8, values=(6.0,))
+    assert found.settings[0].value == 6.0
     assert found.settings[1].by_class == found.settings[0].by_class  # TRADES' own beta
 
 
