@@ -168,17 +168,20 @@ def examples(
     label: str | int | None = None,
     indices: Indices | None = None,
     number: int = 8,
-    amplify: Number = 10,
+    amplify: Number | None = None,
     progress: Progress = SILENT,
 ) -> Examples:
     """Images of the class that is weakest in the report, of the class ``label``, or at some ``indices``.
 
     ``number``: how many of a class are shown, half of them the least robust, half the most. ``amplify``: how many
-    times as large the change is drawn.
+    times as large the change is drawn; unless told, a pixel that moved by the whole radius (Linf) is black or white.
     """
     subject = Subject.open(run)
     if number < 1:
         raise InputError(f"number = {number}: expected at least 1")
+    if amplify is None:
+        threat = subject.report.threat
+        amplify = round(0.5 / threat.eps, 2) if threat.norm == "Linf" and threat.eps > 0 else 10.0
     if not amplify > 0:
         raise InputError(f"amplify = {amplify:g}: expected a positive number")
     if label is not None and indices is not None:

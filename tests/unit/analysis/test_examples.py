@@ -71,6 +71,7 @@ def test_the_weakest_class_from_both_ends(trained: Path) -> None:
     order = np.argsort(margins, kind="stable")
     expected = [*order[:3], *order[-2:]]
     assert found.attacked == own.sum() > 5
+    assert found.amplify == 5  # a change by the whole radius, 0.1, is black or white
     assert [one.index for one in found.examples] == natural.index[own][expected].tolist()
     assert [one.margin for one in found.examples] == pytest.approx(margins[expected], abs=1e-4)
     for one, row in zip(found.examples, np.flatnonzero(own)[expected], strict=True):
@@ -82,7 +83,7 @@ def test_the_weakest_class_from_both_ends(trained: Path) -> None:
         assert one.size == pytest.approx(np.abs(x_adv - x).max(), abs=1e-6)
         assert pixels(one.natural_png) == pytest.approx(255 * x, abs=0.501)
         assert pixels(one.adversarial_png) == pytest.approx(255 * x_adv, abs=0.501)
-        assert pixels(one.change_png) == pytest.approx(255 * (0.5 + 10 * (x_adv - x)).clip(0, 1), abs=0.501)
+        assert pixels(one.change_png) == pytest.approx(255 * (0.5 + 5 * (x_adv - x)).clip(0, 1), abs=0.501)
     least, most = found.figures()
     assert [card.heading for card in least.plot.cards] == [f"image {one.index}: {worst}" for one in found.examples[:3]]
     assert [card.heading for card in most.plot.cards] == [
