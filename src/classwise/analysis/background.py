@@ -44,7 +44,7 @@ from classwise.forward import device_of, frozen, logits_of
 from classwise.metrics import confusion_matrix
 from classwise.noise import ExampleNoise
 from classwise.progress import SILENT, Progress
-from classwise.reporting.estimates import Estimate, estimate
+from classwise.reporting.estimates import Estimate, estimate, share
 from classwise.reporting.figures import Card, Figure, Picture, Series, bars, gallery, heatmap, png
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
@@ -120,15 +120,15 @@ class Background(Answer):
             within, other = one.adversarial.within_superclass, one.under_the_other
             if within is not None and within.value is not None and other.value is not None:
                 found.append(
-                    f"{one.name}: {within.value:.1f}% [{within.low:.1f}, {within.high:.1f}] of the wrong predictions "
+                    f"{one.name}: {share(within, '%')} of the wrong predictions "
                     f"under attack stay within one colour; without these colours {other.value:.1f}%, by chance "
                     f"{one.adversarial.within_by_chance:.1f}%."
                 )
         if self.white is not None:
-            natural, white, attacked, both = self.white.lines[:4]
+            natural, white, attacked, both = (share(line.correct, "%") for line in self.white.lines[:4])
             found += [
-                f"On white, {_share(both)} of the images of class {self.white.name} withstand {self.attack}, against "
-                f"{_share(attacked)} as they are; untouched {_share(white)} against {_share(natural)} are right.",
+                f"On white, {both} of the images of class {self.white.name} withstand {self.attack}, against "
+                f"{attacked} as they are; untouched {white} against {natural} are right.",
                 f"The masks {'are estimated and ' if self.white.estimated else ''}take {self.white.covered:.0f}% of an "
                 f"image and hold {self.white.gradient:.0f}% of the model's gradient.",
             ]
@@ -424,11 +424,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _share(line: Line) -> str:
-    part = line.correct
-    return f"{part.value:.1f}% [{part.low:.1f}, {part.high:.1f}]"
 
 
 def _colour_of(one: Assignment, label: int) -> str:

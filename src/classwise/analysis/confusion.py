@@ -24,7 +24,7 @@ from classwise.analysis.subject import Subject
 from classwise.analysis.superclasses import Superclasses, membership, superclasses_of
 from classwise.errors import InputError
 from classwise.metrics import confusion_matrix
-from classwise.reporting.estimates import Estimate, estimate
+from classwise.reporting.estimates import Estimate, estimate, share
 from classwise.reporting.figures import Figure, heatmap
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
@@ -86,22 +86,19 @@ class Confusion(Answer):
         found = [f"Under {self.attack}: {_told(self.adversarial)}", f"Untouched: {_told(self.natural)}"]
         if (within := self.adversarial.within_superclass) is not None and within.value is not None:
             found.append(
-                f"{within.value:.1f}% [{within.low:.1f}, {within.high:.1f}] of the wrong predictions under attack stay "
+                f"{share(within, '%')} of the wrong predictions under attack stay "
                 f"in the true superclass; by chance {self.adversarial.within_by_chance:.1f}% would."
             )
         return found
 
     def tables(self) -> list[Table]:
-        def cell(part: Estimate) -> str:
-            return "–" if part.value is None else f"{part.value:.1f} [{part.low:.1f}, {part.high:.1f}]"
-
         return [
             Table(
                 title=f"most confused, {name}",
                 about="Percent of the examples of both classes that are taken for the other [95%].",
                 columns=["pair", "either way", "first for second", "second for first"],
                 rows=[
-                    [f"{p.one} – {p.other}", cell(p.share), cell(p.one_for_other), cell(p.other_for_one)]
+                    [f"{p.one} – {p.other}", share(p.share), share(p.one_for_other), share(p.other_for_one)]
                     for p in matrix.pairs
                 ],
             )

@@ -35,7 +35,7 @@ from classwise.analysis.answer import Answer
 from classwise.analysis.subject import Subject
 from classwise.analysis.superclasses import Superclasses, membership, superclasses_of
 from classwise.errors import InputError
-from classwise.reporting.estimates import Estimate, estimate
+from classwise.reporting.estimates import Estimate, estimate, share
 from classwise.reporting.figures import Figure, heatmap
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
@@ -108,7 +108,7 @@ class Groups(Answer):
         said = f"Under {self.attack} the classes form {len(self.groups)} groups, {how}"
         found = [f"{said}: {members}." if len(self.groups) <= TOLD else f"{said}."]
         found.append(
-            f"{_told(self.within)} of the wrong predictions stay in the group of the true class; "
+            f"{share(self.within, '%')} of the wrong predictions stay in the group of the true class; "
             f"of predictions spread evenly over the other classes {self.within_by_chance:.1f}% would."
         )
         if self.stability is not None:
@@ -133,7 +133,7 @@ class Groups(Answer):
                 about="Percent of the wrong predictions on the classes of a group that stay in it [95%].",
                 columns=["classes", "number", "stay, %", *named],
                 rows=[
-                    [_listed(group.classes), str(len(group.labels)), _told(group.stays, unit="")]
+                    [_listed(group.classes), str(len(group.labels)), share(group.stays)]
                     + ([f"{group.superclass} ({group.of_superclass})"] if named else [])
                     for group in self.groups
                 ],
@@ -327,7 +327,3 @@ def _stability(counts: Ints, present: Ints, group_of: Ints, number: int, seed: i
 def _listed(names: list[str]) -> str:
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _told(part: Estimate, unit: str = "%") -> str:
-    return "–" if part.value is None else f"{part.value:.1f}{unit} [{part.low:.1f}, {part.high:.1f}]"

@@ -24,7 +24,7 @@ from classwise.analysis.subject import Subject
 from classwise.errors import InputError
 from classwise.metrics import confusion_matrix
 from classwise.progress import SILENT, Progress
-from classwise.reporting.estimates import Estimate, estimate
+from classwise.reporting.estimates import Estimate, estimate, share
 from classwise.reporting.figures import Figure, heatmap
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
@@ -66,8 +66,8 @@ class Homing(Answer):
         if self.overall.value is None:
             return [f"{self.attack} flips no example: there is nothing that could come home."]
         found = [
-            f"Of {self.overall.n} examples that {self.attack} flips, {self.overall.value:.1f}% "
-            f"[{self.overall.low:.1f}, {self.overall.high:.1f}] withstand it once the class they were taken for is "
+            f"Of {self.overall.n} examples that {self.attack} flips, {share(self.overall, '%')} "
+            f"withstand it once the class they were taken for is "
             "left out of training."
         ]
         mutual = {frozenset((pair.true, pair.taken_for)): pair for pair in reversed(self.pairs) if pair.one_to_one}
@@ -86,7 +86,7 @@ class Homing(Answer):
                         pair.taken_for,
                         str(pair.home.n),
                         str(pair.came_home),
-                        f"{pair.home.value:.1f} [{pair.home.low:.1f}, {pair.home.high:.1f}]",
+                        share(pair.home),
                         "yes" if pair.one_to_one else "",
                     ]
                     for pair in self.pairs[:TOLD]

@@ -37,14 +37,14 @@ from classwise.analysis.asking import ask, redrawn_means
 from classwise.analysis.look import BATCH, attack_of, chosen
 from classwise.analysis.several import in_view
 from classwise.analysis.subject import Subject
-from classwise.analysis.wording import decimal, left_out, share
+from classwise.analysis.wording import decimal, left_out
 from classwise.attacks import FAB
 from classwise.data.batches import ordered
 from classwise.errors import InputError
 from classwise.forward import device_of
 from classwise.noise import ExampleNoise
 from classwise.progress import SILENT, Progress
-from classwise.reporting.estimates import Estimate, estimate
+from classwise.reporting.estimates import Estimate, estimate, share
 from classwise.reporting.figures import COLOURS, DASHES, INK, Figure, Series, bars, lines
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table

@@ -20,7 +20,7 @@ from classwise.analysis.subject import Subject
 from classwise.api import make_objective
 from classwise.errors import InputError
 from classwise.progress import SILENT, Progress
-from classwise.reporting.estimates import ClassEstimate, Estimate
+from classwise.reporting.estimates import ClassEstimate, Estimate, share
 from classwise.reporting.figures import Figure, Series, lines, points
 from classwise.reporting.part import Part
 from classwise.reporting.report import Worst
@@ -58,8 +58,8 @@ class TradeOff(Answer):
         best = max(self.settings, key=lambda one: one.worst.value)
         first = self.settings[0]
         found = [
-            f"The worst class does best in {best.name}: {best.worst.value:.1f}% [{best.worst.low:.1f}, "
-            f"{best.worst.high:.1f}] ({best.worst.name}), at an average of {best.average.value:.1f}%."
+            f"The worst class does best in {best.name}: {share(best.worst, '%')} "
+            f"({best.worst.name}), at an average of {best.average.value:.1f}%."
         ]
         if best is not first and best.average.value is not None and first.average.value is not None:
             found.append(
@@ -78,9 +78,9 @@ class TradeOff(Answer):
                 rows=[
                     [
                         one.name,
-                        f"{one.average.value:.1f} [{one.average.low:.1f}, {one.average.high:.1f}]",
+                        share(one.average),
                         one.worst.name,
-                        f"{one.worst.value:.1f} [{one.worst.low:.1f}, {one.worst.high:.1f}]",
+                        share(one.worst),
                         "yes" if one.front else "",
                     ]
                     for one in self.settings

@@ -21,10 +21,10 @@ from classwise.analysis.correlation import Correlation, pearson, spearman
 from classwise.analysis.look import linear_head
 from classwise.analysis.several import in_view, names_apart, opened
 from classwise.analysis.subject import Subject
-from classwise.analysis.wording import decimal, left_out, share, told
+from classwise.analysis.wording import decimal, left_out, told
 from classwise.errors import InputError
 from classwise.models.hypersphere import HypersphereHead
-from classwise.reporting.estimates import ClassEstimate
+from classwise.reporting.estimates import ClassEstimate, share
 from classwise.reporting.figures import READABLE, Figure, Series, lines, points
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table

@@ -5,22 +5,12 @@
 from __future__ import annotations
 
 from classwise.analysis.correlation import Correlation
-from classwise.reporting.estimates import Estimate
 
 
 def told(part: Correlation) -> str:
     """A coefficient with its interval and p value."""
     p = "" if part.p_value is None else ", p < 0.001" if part.p_value < 0.001 else f", p = {part.p_value:.3f}"
     return f"{part}{p}"
-
-
-def share(part: Estimate) -> str:
-    """A share in percent with its interval.
-
-    >>> share(Estimate(value=64.5, low=61.51, high=67.43, n=1000))
-    '64.5 [61.5, 67.4]'
-    """
-    return "–" if part.value is None else f"{part.value:.1f} [{part.low:.1f}, {part.high:.1f}]"
 
 
 def decimal(value: float | None, digits: int) -> str:

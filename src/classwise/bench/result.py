@@ -8,8 +8,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from classwise.bench.chart import Bar, Group
-from classwise.bench.tables import interval, memory, plain, ratio, seconds, share
-from classwise.reporting.estimates import Estimate
+from classwise.bench.tables import interval, memory, plain, ratio, seconds
+from classwise.reporting.estimates import Estimate, share
 from classwise.reporting.part import Part
 from classwise.reporting.report import ThreatInfo
 from classwise.reporting.tables import Table

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from classwise.reporting.estimates import Estimate
-
 
 class Ranged(Protocol):
     """Something between a least and a most."""
@@ -49,8 +47,3 @@ def plain(value: float) -> str:
 def memory(value: float | None) -> str:
     """Bytes in MiB."""
     return "–" if value is None else f"{value / 2**20:.1f} MiB"
-
-
-def share(part: Estimate) -> str:
-    """A share in percent with its interval."""
-    return "–" if part.value is None else f"{part.value:.1f} [{part.low:.1f}, {part.high:.1f}]"

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import Field
 
 from classwise.metrics import wilson
 from classwise.reporting.part import Part
+
+
+class Interval(Protocol):
+    """A value between two bounds, or none."""
+
+    @property
+    def value(self) -> float | None: ...
+
+    @property
+    def low(self) -> float | None: ...
+
+    @property
+    def high(self) -> float | None: ...
 
 
 class Estimate(Part):
@@ -37,6 +50,15 @@ def estimate(correct: float, n: int) -> dict[str, Any]:
         "high": percent(float(high)),
         "n": n,
     }
+
+
+def share(part: Interval, unit: str = "") -> str:
+    """A value with its interval, as it stands in tables and, with its unit, in sentences.
+
+    >>> share(Estimate(value=64.5, low=61.51, high=67.43, n=1000), "%")
+    '64.5% [61.5, 67.4]'
+    """
+    return "–" if part.value is None else f"{part.value:.1f}{unit} [{part.low:.1f}, {part.high:.1f}]"
 
 
 def percent(share: float) -> float:
