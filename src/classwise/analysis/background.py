@@ -45,7 +45,7 @@ from classwise.metrics import confusion_matrix
 from classwise.noise import ExampleNoise
 from classwise.progress import SILENT, Progress
 from classwise.reporting.estimates import Estimate, estimate, share
-from classwise.reporting.figures import Card, Figure, Picture, Series, bars, gallery, heatmap, png
+from classwise.reporting.figures import Card, Figure, Picture, Series, bars, gallery, heatmap, off_diagonal, png
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
 from classwise.verdicts import NATURAL
@@ -153,11 +153,10 @@ class Background(Answer):
         drawn = []
         for one in self.assignments:
             order = [label for labels in one.colours.values() for label in labels]
-            counts = np.array(one.adversarial.counts)[np.ix_(order, order)].astype(float)
-            np.fill_diagonal(counts, np.nan)
+            counts = np.array(one.adversarial.counts)[np.ix_(order, order)]
             drawn.append(
                 heatmap(
-                    [[None if np.isnan(value) else float(value) for value in row] for row in counts],
+                    off_diagonal(counts),
                     title=f"Wrong predictions under attack, {one.name}",
                     alt=f"Misclassified matrix with the classes ordered by background colour ({one.name})",
                     names=[f"{self.classes[label]} ({_colour_of(one, label)})" for label in order],

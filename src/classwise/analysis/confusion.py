@@ -25,7 +25,7 @@ from classwise.analysis.superclasses import Superclasses, membership, superclass
 from classwise.errors import InputError
 from classwise.metrics import confusion_matrix
 from classwise.reporting.estimates import Estimate, estimate, share
-from classwise.reporting.figures import Figure, heatmap
+from classwise.reporting.figures import Figure, heatmap, off_diagonal
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
 from classwise.verdicts import NATURAL
@@ -114,10 +114,9 @@ class Confusion(Answer):
         for name, matrix in ((self.attack, self.adversarial), (NATURAL, self.natural)):
             counts = np.array(matrix.counts)[np.ix_(order, order)]
             shares = _rates(counts) * 100
-            np.fill_diagonal(shares, np.nan)
             found.append(
                 heatmap(
-                    [[None if np.isnan(value) else float(value) for value in row] for row in shares],
+                    off_diagonal(shares),
                     title=f"Wrong predictions, {name}",
                     alt=f"Matrix of wrong predictions of {self.model} on {self.dataset}, {name}: {_told(matrix)}",
                     names=names,

@@ -31,6 +31,7 @@ from classwise.analysis.derived import kept
 from classwise.analysis.look import BATCH, attack_of, linear_head
 from classwise.analysis.runs import evaluated, one_attack, recipe_of, trained
 from classwise.analysis.subject import Subject
+from classwise.analysis.wording import decimal
 from classwise.data import ImageSet, load_data
 from classwise.data.batches import ordered
 from classwise.data.splits import balanced_subset
@@ -87,10 +88,10 @@ class Features(Answer):
                 about="Percent, class by class; the model was trained on the images its column names.",
                 columns=["class", *(one.name for one in self.models)],
                 rows=[
-                    [name, *(_cell(one.natural.by_class[label].value) for one in self.models)]
+                    [name, *(decimal(one.natural.by_class[label].value, 1) for one in self.models)]
                     for label, name in enumerate(self.classes)
                 ],
-                foot="CV: " + ", ".join(f"{one.name} {_cell(one.natural.cv)}" for one in self.models),
+                foot="CV: " + ", ".join(f"{one.name} {decimal(one.natural.cv, 1)}" for one in self.models),
             )
         ]
 
@@ -224,7 +225,3 @@ def _first(images: ImageSet, per_class: int) -> ImageSet:
 
 def _trained_on(name: str, report: ClassReport, attack: str) -> TrainedOn:
     return TrainedOn(name=name, natural=report[NATURAL], adversarial=report[attack])
-
-
-def _cell(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"

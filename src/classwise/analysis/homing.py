@@ -25,7 +25,7 @@ from classwise.errors import InputError
 from classwise.metrics import confusion_matrix
 from classwise.progress import SILENT, Progress
 from classwise.reporting.estimates import Estimate, estimate, share
-from classwise.reporting.figures import Figure, heatmap
+from classwise.reporting.figures import Figure, heatmap, off_diagonal
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
 from classwise.verdicts import Verdicts
@@ -95,9 +95,6 @@ class Homing(Answer):
         ]
 
     def figures(self) -> list[Figure]:
-        def hidden(matrix: list[list[int]]) -> list[list[float | None]]:
-            return [[None if i == j else float(count) for j, count in enumerate(row)] for i, row in enumerate(matrix)]
-
         most = float(max([1, *(count for row in self.flipped for count in row)]))
         parts = (
             ("Misclassified", self.flipped, "that the attack turned into another class"),
@@ -105,7 +102,7 @@ class Homing(Answer):
         )
         return [
             heatmap(
-                hidden(matrix),
+                off_diagonal(matrix),
                 title=f"{title} confusion matrix",
                 alt=f"{title} confusion matrix of {self.model} under {self.attack}: examples {what}",
                 names=self.classes,

@@ -155,6 +155,18 @@ def heatmap(
     return Figure(title=title, alt=alt, plot=plot)
 
 
+def off_diagonal(matrix: Sequence[Sequence[float]] | NDArray[Any]) -> list[list[float | None]]:
+    """The rows of a square matrix with nothing on its diagonal, nor where there is no number.
+
+    >>> off_diagonal([[5, 1], [2, 7]])
+    [[None, 1.0], [2.0, None]]
+    """
+    return [
+        [None if i == j or value != value else float(value) for j, value in enumerate(row)]
+        for i, row in enumerate(matrix)
+    ]
+
+
 def bars(
     names: Sequence[str],
     series: Sequence[Series],
