@@ -63,7 +63,7 @@ EVALUATION = (
     Variant("no bfloat16", (float32_body,)),
     Variant("no folding", (changed(twin, "_WAYS", ("as it is",)),)),
     Variant("no fused kernels", (changed(twin, "_WAYS", ("folded", "as it is")),)),
-    Variant("first layer in float32, not in two halves", (changed(twin, "WIDE", 0),)),
+    Variant("first layer in float32, not in two halves", (changed(twin, "fits", lambda conv: False),)),
     Variant("no channels last", (changed(torch, "channels_last", torch.contiguous_format),)),
     Variant("no CUDA graphs", (changed(graphs, "LARGEST", 0),)),
     Variant("no targets side by side", (changed(aimed, "ROOM", {False: 1, True: 1}),)),

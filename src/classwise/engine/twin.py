@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from classwise.engine.folding import ConvReLU, folded, folded_weights, fused, in_place
 from classwise.engine.graphs import Graphs
+from classwise.engine.halves import fits, halves, widened
 from classwise.forward import device_of, dtype_of, exact, frozen, logits_of
 
 EngineName = Literal["auto", "eager", "compiled"]
@@ -36,8 +37,6 @@ ALIKE = 0.9
 """The least cosine between the two input gradients, in the median."""
 FEW = 16
 """Logits that are added up product by product: cuBLAS takes five kernels, and five times as long."""
-WIDE = 8
-"""Input channels that a tensor core takes at once."""
 
 
 def searcher(model: nn.Module, x: Tensor, engine: EngineName = "auto") -> nn.Module:
@@ -171,34 +170,16 @@ def _lower(body: nn.Module) -> None:
     *rest, head = layers
     few = type(head) is nn.Linear and head.out_features <= FEW
     head.forward = _in_float32(_summed(head) if few else head.forward)  # type: ignore[method-assign, assignment, arg-type]
-    if rest and isinstance(first := rest[0], nn.Conv2d) and first.groups == 1 and 2 * first.in_channels <= WIDE:
-        _widen(first)
+    if rest and fits(first := rest[0]):
+        first.weight = nn.Parameter(widened(first.weight.detach()), requires_grad=False)
+        first.in_channels = first.weight.shape[1]
+        first.to(torch.bfloat16)
         if id(first) in fused:
-            fused[id(first)].enter = _halves
+            fused[id(first)].enter = halves
         else:
             first.forward = _after_halves(first.forward)  # type: ignore[method-assign, assignment]
     elif rest:
         rest[0].forward = _in_float32(rest[0].forward)  # type: ignore[method-assign, assignment]
-
-
-def _widen(conv: nn.Conv2d) -> None:
-    """Make a first convolution take the two halves of an image's bits as channels of their own, in bfloat16."""
-    weight = conv.weight.detach()
-    unused = weight.new_zeros(len(weight), WIDE - 2 * conv.in_channels, *weight.shape[2:])
-    conv.weight = nn.Parameter(torch.cat([weight, weight, unused], 1), requires_grad=False)
-    conv.in_channels = WIDE
-    conv.to(torch.bfloat16)
-
-
-def _halves(x: Tensor) -> Tensor:
-    """(B, C, H, W) float32 to (B, WIDE, H, W) bfloat16: what bfloat16 holds of each pixel, what it leaves, and zeros.
-
-    Alone, it would round a pixel by up to a sixteenth of the usual radius. The gradient flows through the first half.
-    """
-    high = x.to(torch.bfloat16)
-    low = (x - high).detach().to(torch.bfloat16)
-    unused = high.new_zeros(len(x), WIDE - 2 * x.shape[1], *x.shape[2:])
-    return torch.cat([high, low, unused], 1).contiguous(memory_format=torch.channels_last)
 
 
 Step = Callable[[Tensor], Tensor]
@@ -213,7 +194,7 @@ def _summed(layer: nn.Linear) -> Step:
 
 
 def _after_halves(forward: Step) -> Step:
-    return lambda x: forward(_halves(x))
+    return lambda x: forward(halves(x))
 
 
 def _in_float32(forward: Step) -> Step:

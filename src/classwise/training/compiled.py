@@ -10,7 +10,6 @@ learning rate, the clipping, the optimizer, the average. A batch of another size
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from classwise.forward import logits_of
 from classwise.fusing import fusing
 from classwise.noise import Randomness
 from classwise.training.engine import Engine, Precision
+from classwise.training.views import lowered, paired
 from classwise.types import ClassControls, LossTerms
 
 P = ParamSpec("P")
@@ -47,14 +47,20 @@ class Stand(nn.Module):
     def __init__(self, model: nn.Module, twin: Twin, precision: Precision, device: torch.device) -> None:
         super().__init__()
         self.register_buffer("place", torch.zeros((), device=device))
-        lowered = precision == "bf16"
+        views = [model.train(), paired(model.train())]
         # In a tuple, where nobody who looks for parameters or modes finds them: they are always in training mode.
-        self._modules_in_training = (_Pass(model.train(), lowered), _Pass(paired(model.train()), lowered))
+        self._modules_in_training = tuple(_Pass(lowered(one) if precision == "bf16" else one) for one in views)
         self._trained, self._paired = (compiled(one.forward) for one in self._modules_in_training)
         self._searched = compiled(twin.compute)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._trained(x) if self.training else self._searched(x)
+        if self.training:
+            return self._trained(x)
+        # With a gradient or without, the same kernels: they round alike, and a search that begins next to the image,
+        # as that of TRADES, is led by the difference between the two logits.
+        with torch.enable_grad():
+            logits = self._searched(x if x.requires_grad else x.detach().requires_grad_())
+        return logits if torch.is_grad_enabled() else logits.detach()
 
     def both(self, x: Tensor, x_adv: Tensor) -> tuple[Tensor, Tensor]:
         """The logits of two batches of one size."""
@@ -70,38 +76,14 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class _Pass(nn.Module):
-    """A forward pass in training mode, in the precision of the engine. Logits are float32."""
+    """A forward pass in training mode. Logits are float32."""
 
-    def __init__(self, model: nn.Module, lowered: bool) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.lowered = model, lowered
+        self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.contiguous(memory_format=torch.channels_last)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.lowered):
-            return logits_of(self.model(x))
-
-
-class PairedNorm(nn.Module):
-    """A batch norm that takes the two halves of a batch for two batches, one after the other."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.norm(half) for half in x.chunk(2)])
-
-
-def paired(model: nn.Module) -> nn.Module:
-    """The same model, on the same parameters and buffers, for two batches in one."""
-    twin = copy.deepcopy(model)
-    for mine, own in zip(list(twin.modules()), list(model.modules()), strict=True):
-        mine._parameters, mine._buffers = own._parameters, own._buffers
-        for name, child in mine.named_children():
-            if isinstance(child, nn.modules.batchnorm._BatchNorm):
-                setattr(mine, name, PairedNorm(own.get_submodule(name)))
-    return twin
+        return logits_of(self.model(x.contiguous(memory_format=torch.channels_last)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,7 +107,7 @@ class CompiledEngine(Engine):
 
     def searched(self, model: nn.Module) -> nn.Module:
         if self.captured is None:
-            return model
+            return Engine.searched(self, model)
         self.captured.twin.refresh(model)  # the next step takes the trained model's weights again
         return self.captured.twin
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from classwise.errors import InputError
 from classwise.noise import Randomness
 from classwise.training.averaging import Average
+from classwise.training.views import lowered
 from classwise.training.weight_perturbation import WeightPerturbation
 from classwise.types import ClassControls, LossTerms, Objective, Policy, reduce
 
 Precision = Literal["fp32", "bf16"]
-"""Of convolutions and products; images, weights, losses and projections are float32 in any case."""
+"""Of convolutions and products; images, weights, the last layer, losses and projections are float32 in any case."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,35 +38,28 @@ class Engine:
     awp: WeightPerturbation | None = None
     warmup: float = 0.0
     """Seconds spent on getting ready, which later steps do not have."""
+    view: nn.Module = field(init=False)
+    """The model in the chosen precision."""
 
-    def terms(
-        self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness
-    ) -> LossTerms:
-        """The objective's loss terms in the chosen precision. Images, losses and projections stay in float32."""
-        with self.lowered(x):
-            return self.objective(model, x, y, controls, generator=generator)
-
-    def lowered(self, x: Tensor) -> torch.autocast:
-        """Convolutions and products in the chosen precision."""
-        return torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+    def __post_init__(self) -> None:
+        self.view = self.searched(self.model)
 
     def step(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> tuple[LossTerms, Tensor]:
         """Train on one batch; the terms and the mean loss, still on the device."""
-        self.model.train()
-        x_adv = self.attacked(self.model, x, y, controls, generator)
+        self.view.train()
+        x_adv = self.attacked(self.view, x, y, controls, generator)
         for replay in range(self.objective.replays):
             x_adv = x_adv if replay == 0 else self.objective.again(x, x_adv, y, controls)
             self.optimizer.zero_grad(set_to_none=True)
-            terms, loss = self.descend(self.model, x, x_adv, y, controls)
+            terms, loss = self.descend(self.view, x, x_adv, y, controls)
             self.update()
         return terms, loss
 
     def attacked(
         self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness
     ) -> Tensor:
-        """Adversarial images for a batch. ``model`` may stand in for the engine's."""
-        with self.lowered(x):
-            return self.objective.perturb(model, x, y, controls, generator=generator)
+        """Adversarial images for a batch. ``model`` stands for the engine's."""
+        return self.objective.perturb(model, x, y, controls, generator=generator)
 
     def descend(
         self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, controls: ClassControls
@@ -73,8 +67,7 @@ class Engine:
         """Loss terms and mean loss, with the gradient left in the weights."""
 
         def loss_of() -> tuple[LossTerms, Tensor]:
-            with self.lowered(x):
-                terms = self.objective.terms(model, x, x_adv, y)
+            terms = self.objective.terms(model, x, x_adv, y)
             return terms, reduce(terms, y, self.policy.on_batch(terms, y) or controls)
 
         with nullcontext() if self.awp is None else self.awp.perturbed(self.model, lambda: loss_of()[1]):
@@ -94,8 +87,8 @@ class Engine:
         """Forget what was prepared for the parts as they were."""
 
     def searched(self, model: nn.Module) -> nn.Module:
-        """What attacks on the model, or on its average, should search until the next step: itself, or a faster twin."""
-        return model
+        """What attacks on the model, or on its average, should search until the next step: a faster one, or itself."""
+        return lowered(model) if self.precision == "bf16" else model
 
     @property
     def result(self) -> nn.Module:

@@ -360,9 +360,9 @@ class _Training:
         if not len(plan.validation):
             return stats.cpu()
         even = ClassControls.uniform(plan.num_classes).to(plan.device)
-        with torch.no_grad(), frozen(model):
+        with torch.no_grad(), frozen(model), frozen(searched):
             for x, y, index in ordered(plan.images, plan.validation, plan.batch_size, plan.device):
-                terms = self.engine.terms(searched, x, y, even, ExampleNoise(plan.seed, index))
+                terms = self.engine.objective(searched, x, y, even, generator=ExampleNoise(plan.seed, index))
                 x_adv = plan.judge(searched, x, y, generator=ExampleNoise(plan.seed + 1, index))
                 logits_nat, logits_adv = logits_of(model(x)), logits_of(model(x_adv))
                 stats.update(replace(terms, logits_nat=logits_nat, logits_adv=logits_adv), y)

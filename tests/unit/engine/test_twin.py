@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from classwise.engine import Twin, searcher, twin_of
 from classwise.engine.folding import ConvReLU, conv_relu, folded, fused, in_place
-from classwise.engine.twin import Unlike, _halves, _summed, _widen, discrepancy
+from classwise.engine.twin import Unlike, _summed, discrepancy
 from classwise.models import digits_cnn, preact_resnet18, resnet18, small_cnn
 
 CPU = torch.device("cpu")
@@ -269,21 +269,6 @@ def test_few_logits_are_sums_of_products() -> None:
         layer = nn.Linear(6, 4, bias=bias)
         x = torch.rand(5, 6)
         assert torch.allclose(_summed(layer)(x), layer(x), atol=1e-6)
-
-
-def test_two_halves_hold_a_pixel() -> None:
-    x = torch.rand(5, 3, 4, 4, requires_grad=True)
-    halves = _halves(x)
-    high, low, unused = halves[:, :3], halves[:, 3:6], halves[:, 6:]
-    assert (high.float() + low.float() - x).abs().max() < 2**-16
-    assert not unused.any()
-    assert (high.float() - x).abs().max() > 2**-10
-    halves.float().sum().backward()
-    assert torch.equal(x.grad, torch.ones_like(x))
-    conv = nn.Conv2d(3, 6, 3, bias=False)
-    weight = conv.weight.detach().bfloat16().float()
-    _widen(conv)
-    assert torch.allclose(F.conv2d(halves.float(), conv.weight.float()), F.conv2d(x, weight), atol=2**-12)
 
 
 def test_models_are_left_without_a_warning() -> None:

@@ -292,3 +292,24 @@ def test_side_by_side_every_run_learns_what_it_learns_alone(tmp_path: Path) -> N
         alone = cw.train(recipe, out=tmp_path / f"alone-{seed}")
         for mine, theirs in zip(run.outcome.history, alone.outcome.history, strict=True):
             assert mine["loss"] == pytest.approx(theirs["loss"], rel=0.01)
+
+
+@needs_gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_logits_are_rounded_alike_with_and_without_a_gradient(precision: str) -> None:
+    """Next to the image the search of TRADES is led by the difference between clean logits and those it moves.
+
+    Were it the difference of two ways to round, all images of a batch would go the same way, and batch norm would take
+    out in training what they have in common.
+    """
+    plan, _, fast = pair(precision=precision)
+    x, y = batch(plan)
+    step(fast, plan, x, y)
+    assert fast.captured is not None
+    stand = fast.captured.stand.eval()
+    with torch.no_grad():
+        clean = stand(x)
+    assert not clean.requires_grad
+    moving = stand(x.clone().requires_grad_())
+    assert moving.requires_grad
+    assert torch.equal(clean, moving)

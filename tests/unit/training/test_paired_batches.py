@@ -13,7 +13,7 @@ from torch import nn
 
 from classwise.forward import both
 from classwise.models import digits_cnn, preact_resnet18, resnet18
-from classwise.training.compiled import PairedNorm, paired
+from classwise.training.views import PairedNorm, paired
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""A model asked in bfloat16: what is rounded and what is not, and that it stays the same model."""
+
+# B batch, K classes
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from classwise.errors import InputError
+from classwise.models import preact_resnet18, resnet18
+from classwise.training.engine import check_precision
+from classwise.training.views import HalvedConv, InFloat32, lowered
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def has_bf16() -> bool:
+    try:
+        check_precision("bf16", DEVICE)
+    except InputError:
+        return False
+    return True
+
+
+needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="needs a GPU, or a CPU with bfloat16")
+
+
+@pytest.mark.parametrize("make", [resnet18, preact_resnet18])
+def test_first_and_last_layer_are_kept_out_and_nothing_is_copied(make: type) -> None:
+    model = make()
+    view = lowered(model)
+    kinds = [type(module) for module in view.modules()]
+    assert (kinds.count(HalvedConv), kinds.count(InFloat32)) == (1, 1)
+    assert {id(parameter) for parameter in view.parameters()} == {id(parameter) for parameter in model.parameters()}
+    assert {id(buffer) for buffer in view.buffers()} == {id(buffer) for buffer in model.buffers()}
+    assert not any(isinstance(module, HalvedConv | InFloat32) for module in model.modules())
+
+
+def test_a_linear_model_has_one_layer_and_it_is_the_last() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).to(DEVICE)
+    x = torch.rand(5, 3, 2, 2, device=DEVICE)
+    assert torch.equal(lowered(model)(x), model(x))
+
+
+@needs_bf16
+def test_a_first_layer_tells_pixels_apart_that_bfloat16_does_not() -> None:
+    conv = nn.Conv2d(1, 1, (1, 2), bias=False)
+    conv.weight.data = torch.tensor([[[[-1.0, 1.0]]]])
+    model = nn.Sequential(conv, nn.Flatten(), nn.Linear(1, 1, bias=False)).to(DEVICE)
+    model[2].weight.data.fill_(1.0)
+    x = torch.tensor([[[[0.75, 0.7505]]]], device=DEVICE)
+    assert float(lowered(model)(x)) == pytest.approx(0.0005, rel=0.02)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        assert float(model(x)) == 0.0
+
+
+@needs_bf16
+def test_logits_and_gradients_are_the_models_but_for_rounding() -> None:
+    torch.manual_seed(0)
+    model = resnet18().to(DEVICE).train()
+    other = copy.deepcopy(model)
+    view = lowered(other).train()
+    x, y = torch.rand(16, 3, 32, 32, device=DEVICE), torch.arange(16, device=DEVICE) % 10
+    found = []
+    for one in (model, view):
+        logits: Tensor = one(x)
+        nn.functional.cross_entropy(logits, y).backward()
+        found.append(logits.detach())
+    exact, rounded = found
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(rounded, rounded.bfloat16().float())  # the head is not in bfloat16
+    assert (rounded - exact).abs().max() < 0.1 * exact.std()
+    for (name, mine), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert theirs.dtype == torch.float32
+        assert nn.functional.cosine_similarity(mine.grad.flatten(), theirs.grad.flatten(), dim=0) > 0.98, name
+    for (name, mine), theirs in zip(model.named_buffers(), other.named_buffers(), strict=True):
+        assert torch.allclose(mine.float(), theirs[1].float(), rtol=0.02, atol=0.02), name
