@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -36,3 +39,10 @@ def test_it_fits_few_channels_in_one_group() -> None:
     assert not fits(nn.Conv2d(5, 5, 3))
     assert not fits(nn.Conv2d(2, 4, 3, groups=2))
     assert not fits(nn.Linear(3, 5))
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a compiler")
+@pytest.mark.filterwarnings("default")
+def test_a_compiler_keeps_the_second_half() -> None:
+    x = torch.rand(2, 3, 8, 8)
+    assert torch.equal(torch.compile(halves, dynamic=False)(x), halves(x))
