@@ -367,7 +367,7 @@ def confidence(
         raise InputError(f"{subject.path} has one class: a model cannot but be sure of it")
     if not steps or min(steps) < 1:
         raise InputError(f"steps = {list(steps)}: expected numbers of steps, at least 1 each")
-    natural = look(subject, per_class=per_class)
+    natural = look(subject, per_class=per_class, progress=progress)
     attacked = look_attacked(subject, attack=attack, per_class=per_class, progress=progress)
     right = natural.predicted == natural.label
     survived = right & (attacked.predicted == attacked.label)

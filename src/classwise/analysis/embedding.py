@@ -212,7 +212,7 @@ def embedding(
         raise InputError(f"perplexity = {perplexity}: expected a positive number")
     groups = superclasses_of(subject.report.dataset.name, len(classes), superclasses)
     linear_head(subject)
-    natural = look(subject, per_class=per_class)
+    natural = look(subject, per_class=per_class, progress=progress)
     n = len(natural.label)
     if 2 * n > MOST_POINTS:
         raise InputError(

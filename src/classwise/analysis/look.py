@@ -7,7 +7,7 @@ Verdicts keep predictions, not adversarial images; they are made anew here, from
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from classwise.analysis.subject import Subject
+from classwise.attacks.base import BallAttack
 from classwise.data.batches import ordered
 from classwise.data.splits import balanced_subset
+from classwise.engine import searcher
 from classwise.errors import InputError
 from classwise.forward import device_of, frozen, logits_of
 from classwise.noise import ExampleNoise
@@ -28,6 +30,8 @@ from classwise.types import MeasuredAttack
 
 Floats = NDArray[np.float32]
 BATCH = 256
+Change = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Images, labels and places to images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +85,10 @@ def linear_head(subject: Subject) -> tuple[str, nn.Linear]:
     return found
 
 
-def look(subject: Subject, *, per_class: int | None = None) -> Look:
+def look(subject: Subject, *, per_class: int | None = None, progress: Progress = SILENT) -> Look:
     """The model on untouched images of the report: all of them, or the first so many of each class."""
     index = chosen(subject, per_class)
-    parts = [
-        (x.cpu(), *_asked(subject.model, x)) for x, _, _ in ordered(subject.images, index, BATCH, _device(subject))
-    ]
-    return _look(subject, index, parts)
+    return _look(subject, index, f"{subject.name} on untouched images", lambda x, *_: x, progress)
 
 
 def look_attacked(
@@ -96,14 +97,13 @@ def look_attacked(
     """The same images after an attack within the report's radius. Those that are wrong untouched are attacked too."""
     index = chosen(subject, per_class)
     found = attack_of(subject, attack)
-    parts = []
-    progress.start(f"{attack} on {subject.name}", len(index))
-    for x, y, rows in ordered(subject.images, index, BATCH, _device(subject)):
-        x_adv = found(subject.model, x, y, generator=ExampleNoise(0, rows))
-        parts.append((x_adv.cpu(), *_asked(subject.model, x_adv)))
-        progress.advance(len(x))
-    progress.finish()
-    return _look(subject, index, parts)
+    some, _, _ = next(ordered(subject.images, index[:BATCH], BATCH, _device(subject)))
+    searched = searcher(subject.model, some) if isinstance(found, BallAttack) else subject.model
+
+    def attacked(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+        return found(searched, x, y, generator=ExampleNoise(0, rows))
+
+    return _look(subject, index, f"{attack} on {subject.name}", attacked, progress)
 
 
 def chosen(subject: Subject, per_class: int | None) -> NDArray[np.int64]:
@@ -149,7 +149,15 @@ def _features(model: nn.Module, x: Tensor) -> Iterator[list[Tensor]]:
             hook.remove()
 
 
-def _look(subject: Subject, index: NDArray[np.int64], parts: list[tuple[Tensor, Tensor, Tensor | None]]) -> Look:
+def _look(subject: Subject, index: NDArray[np.int64], task: str, changed: Change, progress: Progress) -> Look:
+    """What the model says of images after a change."""
+    parts = []
+    progress.start(task, len(index))
+    for x, y, rows in ordered(subject.images, index, BATCH, _device(subject)):
+        x_new = changed(x, y, rows)
+        parts.append((x_new.cpu(), *_asked(subject.model, x_new)))
+        progress.advance(len(x))
+    progress.finish()
     features = [one for _, _, one in parts if one is not None]
     return Look(
         index=index,

@@ -215,7 +215,7 @@ def similarity(
     if len(classes) < 2:
         raise InputError(f"{subject.path} has one class: there is nothing to be similar to")
     key = subject.key(attack)
-    natural = look(subject, per_class=per_class)
+    natural = look(subject, per_class=per_class, progress=progress)
     adversarial = look_attacked(subject, attack=_spec(subject, key), per_class=per_class, progress=progress)
     return ClassSimilarity(
         model=subject.name,
