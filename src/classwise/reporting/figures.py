@@ -23,6 +23,8 @@ from PIL import Image
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as Plot
 
+FEW_COUNTS = 6
+"""Up to here every whole number gets a line of its own."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D1F")
 """Okabe and Ito 2008, its yellow darkened: it cannot be seen on white."""
 INK, RULE, SOFT = "#1a1a1a", "#d0d0d0", "#767676"
@@ -192,6 +194,9 @@ def bars(
     plot = _plot(traces, x, y)
     plot.update_layout(barmode="stack" if stacked else "group", showlegend=len(series) > 1)
     plot.update_yaxes(rangemode="tozero")
+    heights = [value for one in series for value in one.y if value is not None]
+    if all(isinstance(value, int) for value in heights) and max(heights, default=0) <= FEW_COUNTS:
+        plot.update_yaxes(dtick=1)  # there is no half of a class
     plot.update_xaxes(**_categories(names))
     return Figure(title=title, alt=alt, plot=plot)
 
