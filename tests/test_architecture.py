@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"data", "models", "engine", "training", "evaluation", "reporting", "rundir"},
     "analysis": GROUND
     | {"types", "forward", "noise", "threat", "attacks", "suite", "data", "models", "metrics", "verdicts", "rundir"}
-    | {"reporting", "recipes", "policies", "api"},
+    | {"reporting", "recipes", "policies", "api", "engine", "evaluation"},
     "studies": GROUND | {"analysis", "recipes", "reporting", "api"},
     "bench": GROUND
     | {"engine"}

@@ -15,6 +15,7 @@ from classwise.attacks import ATTACKS, Transfer
 from classwise.data import ImageSet, balanced_split, load_data
 from classwise.engine import EngineName
 from classwise.errors import InputError, one_line, unknown
+from classwise.evaluation.command import command
 from classwise.evaluation.evaluate import count_classes, run_evaluation
 from classwise.files import digest_json
 from classwise.forward import device_of, dtype_of
@@ -34,6 +35,7 @@ from classwise.threat import Threat
 from classwise.training.averaging import FAWASettings
 from classwise.training.engine import Precision, check_precision
 from classwise.training.guard import Guard
+from classwise.training.loggers import Logger, make_loggers
 from classwise.training.loop import Job, Outcome, Plan, fit
 from classwise.training.optimizers import OPTIMIZERS
 from classwise.training.pseudo_labels import pseudo_labelled
@@ -107,6 +109,23 @@ def evaluate(
         resume=resume,
         engine=checked_engine(engine),
         until_worst_ci=until_worst_ci,
+        command=command(
+            model,
+            data,
+            attacks,
+            {
+                "eps": eps,
+                "norm": norm,
+                "weights": weights,
+                "split": split,
+                "per_class": per_class,
+                "seed": seed,
+                "engine": engine,
+                "exhaustive": exhaustive,
+                "until_worst_ci": until_worst_ci,
+                "out": out,
+            },
+        ),
         progress=progress,
     )
 
@@ -118,6 +137,7 @@ class Run:
     directory: Path
     recipe: Recipe
     outcome: Outcome
+    classes: tuple[str, ...]
 
     def load(self, which: str = "best") -> nn.Module:
         """The trained model: ``best`` on validation, or ``last``."""
@@ -130,12 +150,16 @@ def train(
     out: str | Path,
     resume: bool = False,
     device: str | torch.device | None = None,
+    loggers: Sequence[str | Logger] = (),
     progress: Progress = SILENT,
     **overrides: Any,
 ) -> Run:
-    """Train by a recipe (its name, a path or an object) into a run directory; keywords override its keys."""
+    """Train by a recipe (its name, a path or an object) into a run directory; keywords override its keys.
+
+    ``loggers``: tensorboard, mlflow, or objects with the methods of ``Logger``; they change nothing of what is trained.
+    """
     recipe = load_recipe(recipe, overrides)
-    return train_together({out: recipe}, resume=resume, device=device, progress=progress)[0]
+    return train_together({out: recipe}, resume=resume, device=device, loggers=loggers, progress=progress)[0]
 
 
 def train_together(
@@ -143,6 +167,7 @@ def train_together(
     *,
     resume: bool = False,
     device: str | torch.device | None = None,
+    loggers: Sequence[str | Logger] = (),
     progress: Progress = SILENT,
 ) -> list[Run]:
     """Train several recipes side by side, each into the run directory it stands under.
@@ -152,6 +177,7 @@ def train_together(
     """
     if not recipes:
         raise InputError("there is no recipe to train by")
+    listeners = make_loggers(loggers)
     read = {RunDirectory(Path(out).expanduser()): load_recipe(recipe) for out, recipe in recipes.items()}
     plans = [make_plan(recipe, pick_device(device), progress) for recipe in read.values()]
     jobs = []
@@ -165,13 +191,13 @@ def train_together(
             "data_digest": plan.images.digest(),
         }
         jobs.append(Job(plan, directory, directory.claim("training", fingerprint, details, resume=resume)))
-    outcomes = fit(jobs, progress)
+    outcomes = fit(jobs, progress, listeners)
     for job, outcome in zip(jobs, outcomes, strict=True):
         best = {"best_epoch": outcome.best_epoch, "best_score": outcome.best_score, "rule": job.plan.select}
         job.directory.finish("training", **best)
     return [
-        Run(directory=directory.path, recipe=recipe, outcome=outcome)
-        for (directory, recipe), outcome in zip(read.items(), outcomes, strict=True)
+        Run(directory=directory.path, recipe=recipe, outcome=outcome, classes=plan.task.classes)
+        for (directory, recipe), plan, outcome in zip(read.items(), plans, outcomes, strict=True)
     ]
 
 

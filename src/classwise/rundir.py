@@ -51,6 +51,10 @@ class RunDirectory:
         return self.path / "report.json"
 
     @property
+    def examples(self) -> Path:
+        return self.path / "examples.json"
+
+    @property
     def page(self) -> Path:
         return self.path / "report.html"
 

@@ -124,6 +124,52 @@ def test_confusion_has_a_switch_of_its_own(opened: Page) -> None:
     assert shown_bars(opened) == before
 
 
+def test_confusion_in_percent(opened: Page) -> None:
+    cells = opened.locator("table.matrix:visible td.kept")
+    assert cells.first.inner_text() == "62"
+    opened.get_by_text("percent of the row").click()
+    assert cells.first.inner_text() == "62.0"
+
+
+def test_heads_sort_the_table_up_and_down(opened: Page) -> None:
+    table = opened.locator("#classes table")
+    names = table.locator("tbody th")
+    assert names.all_inner_texts() == CLASSES
+    table.get_by_role("button", name="pgd").click()
+    assert names.all_inner_texts() == [CLASSES[label] for label in np.argsort(PGD, kind="stable")]
+    assert table.locator("th[aria-sort=ascending]").inner_text() == "pgd"
+    table.get_by_role("button", name="pgd").press("Enter")
+    assert names.first.inner_text() == "automobile"
+    assert table.locator("th[aria-sort]").get_attribute("aria-sort") == "descending"
+    table.get_by_role("button", name="Class", exact=True).click()
+    assert names.all_inner_texts() == sorted(CLASSES)
+
+
+def test_a_text_is_copied_or_at_least_selected(opened: Page) -> None:
+    opened.get_by_text("As CSV").click()
+    box = opened.locator("#classes .code").first
+    box.get_by_role("button").click()
+    chosen = opened.evaluate("getSelection().toString()")
+    assert chosen.strip() == box.locator("pre").inner_text().strip() != ""
+    opened.wait_for_function("document.querySelector('#classes .copy').textContent !== 'Copy'")
+
+
+@both()
+def test_the_keyboard_reaches_every_control(opened: Page) -> None:
+    """Of a group of radio buttons Tab reaches the one that is on; the arrows do the rest."""
+    wanted = opened.evaluate(
+        "[...document.querySelectorAll('button, a[href], summary, input:checked:not([hidden]), [tabindex=\"0\"]')]"
+        ".filter((e) => e.checkVisibility()).length"
+    )
+    opened.locator("body").click(position={"x": 1, "y": 1})
+    reached = set()
+    for _ in range(3 * wanted):
+        opened.keyboard.press("Tab")
+        reached.add(opened.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
+    reached.discard(opened.evaluate("[...document.querySelectorAll('*')].indexOf(document.body)"))
+    assert len(reached) == wanted > 3
+
+
 @pytest.mark.parametrize("opened", [{"name": "comparison"}], indirect=True)
 def test_switch_of_the_comparison(opened: Page) -> None:
     before = opened.locator("table.models:visible tbody tr").first.inner_text()

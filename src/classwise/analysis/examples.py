@@ -10,15 +10,12 @@ white.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
-from torch import Tensor
+from pydantic import BeforeValidator
 
 from classwise.analysis.answer import Answer
 from classwise.analysis.asking import ask
@@ -26,46 +23,16 @@ from classwise.analysis.look import BATCH, attack_of
 from classwise.analysis.subject import Subject
 from classwise.data.batches import ordered
 from classwise.errors import InputError
+from classwise.evaluation.gallery import Tried
 from classwise.forward import device_of
 from classwise.noise import ExampleNoise
 from classwise.progress import SILENT, Progress
-from classwise.reporting.figures import Card, Figure, Picture, gallery, png
-from classwise.reporting.part import Part
+from classwise.reporting.examples import Example, amplification
+from classwise.reporting.figures import Figure, gallery
 from classwise.reporting.tables import Table
 from classwise.spec import Number, split_list
 
 Indices = Annotated[tuple[int, ...], BeforeValidator(split_list)]
-
-
-class Answered(Part):
-    """What the model says of one image."""
-
-    label: int
-    """The predicted one."""
-    name: str = Field(alias="class")
-    confidence: float
-    """Its probability, in percent."""
-    of_label: float
-    """The probability of the true label, in percent."""
-
-
-class Example(Part):
-    """One image and what became of it."""
-
-    index: int
-    """Its place in the data set."""
-    label: int
-    name: str = Field(alias="class")
-    before: Answered
-    after: Answered
-    margin: float
-    """Under attack: the logit of the label minus the largest other."""
-    size: float
-    """Of the change, in the norm of the threat."""
-    natural_png: str
-    change_png: str
-    adversarial_png: str
-    """PNG in base 64."""
 
 
 class Examples(Answer):
@@ -104,7 +71,7 @@ class Examples(Answer):
                 "under attack.",
                 columns=["image", "label", "untouched", self.attack, "margin"],
                 rows=[
-                    [str(one.index), one.name, _said(one.before), _said(one.after), f"{one.margin:.3f}"]
+                    [str(one.index), one.name, str(one.before), str(one.after), f"{one.margin:.3f}"]
                     for one in self.examples
                 ],
             )
@@ -121,7 +88,11 @@ class Examples(Answer):
             }
         )
         return [
-            gallery([self._card(one) for one in some], title=title, alt=f"{title}, untouched and under {self.attack}.")
+            gallery(
+                [one.card(self.attack, self.amplify) for one in some],
+                title=title,
+                alt=f"{title}, untouched and under {self.attack}.",
+            )
             for title, some in parts.items()
             if some
         ]
@@ -144,22 +115,6 @@ class Examples(Answer):
             for one in self.examples
         ]
 
-    def _card(self, one: Example) -> Card:
-        image = f"image {one.index}"
-        return Card(
-            heading=f"{image}: {one.name}",
-            pictures=[
-                Picture(png=one.natural_png, alt=f"{image}, a {one.name}, untouched", caption="untouched"),
-                Picture(
-                    png=one.change_png,
-                    alt=f"the change of {image}, {self.amplify:g} times as large",
-                    caption=f"change × {self.amplify:g}",
-                ),
-                Picture(png=one.adversarial_png, alt=f"{image} after {self.attack}", caption="attacked"),
-            ],
-            lines=[f"{_said(one.before)} → {_said(one.after)}", f"margin {one.margin:.2f}"],
-        )
-
 
 def examples(
     run: Subject | str | Path,
@@ -180,8 +135,7 @@ def examples(
     if number < 1:
         raise InputError(f"number = {number}: expected at least 1")
     if amplify is None:
-        threat = subject.report.threat
-        amplify = round(0.5 / threat.eps, 2) if threat.norm == "Linf" and threat.eps > 0 else 10.0
+        amplify = amplification(subject.report.threat.norm, subject.report.threat.eps)
     if not amplify > 0:
         raise InputError(f"amplify = {amplify:g}: expected a positive number")
     if label is not None and indices is not None:
@@ -192,10 +146,9 @@ def examples(
         rows, of = _of_class(subject, meant), classes[meant]
     else:
         rows, of = _checked(subject, indices), None
-    trial = _try(subject, rows, attack, progress)
-    order = np.argsort(trial.margin.numpy(), kind="stable")
-    if of is not None and len(order) > number:
-        order = np.concatenate([order[: (number + 1) // 2], order[len(order) - number // 2 :]])
+    found = sorted(_try(subject, rows, attack, progress), key=lambda one: one.margin)
+    if of is not None and len(found) > number:
+        found = [*found[: (number + 1) // 2], *found[len(found) - number // 2 :]]
     threat = subject.report.threat
     return Examples(
         model=subject.name,
@@ -205,7 +158,7 @@ def examples(
         amplify=amplify,
         of=of,
         attacked=len(rows),
-        examples=[_example(trial, int(row), classes, amplify) for row in order],
+        examples=[Example(**one.facts(classes, amplify)) for one in found],
     )
 
 
@@ -227,80 +180,21 @@ def _checked(subject: Subject, indices: tuple[int, ...]) -> NDArray[np.int64]:
     return np.array(list(dict.fromkeys(indices)), dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trial:
-    """Images before and after; every field is (N, ...) on the CPU."""
-
-    index: Tensor
-    label: Tensor
-    x: Tensor
-    x_adv: Tensor
-    before: Tensor
-    after: Tensor
-    size: Tensor
-    margin: Tensor
-
-
-def _try(subject: Subject, rows: NDArray[np.int64], attack: str, progress: Progress) -> _Trial:
+def _try(subject: Subject, rows: NDArray[np.int64], attack: str, progress: Progress) -> list[Tried]:
     model, norm = subject.model, subject.report.threat.norm
     search = attack_of(subject, attack)
-    parts = []
+    tried: list[Tried] = []
     progress.start(f"{attack} on {subject.name}", len(rows))
     for x, y, places in ordered(subject.images, rows, BATCH, device_of(model)):
         x_adv = search(model, x, y, generator=ExampleNoise(0, places))
-        parts.append([part.cpu() for part in (places, y, x, x_adv, ask(model, x), ask(model, x_adv))])
+        tried += Tried.each(places, y, x, x_adv, ask(model, x), ask(model, x_adv), norm)
         progress.advance(len(x))
     progress.finish()
-    index, label, x, x_adv, before, after = (torch.cat(part) for part in zip(*parts, strict=True))
-    delta = (x_adv - x).double().flatten(1)
-    own = after.gather(1, label[:, None])[:, 0]
-    return _Trial(
-        index=index,
-        label=label,
-        x=x,
-        x_adv=x_adv,
-        before=before,
-        after=after,
-        size=delta.abs().amax(1) if norm == "Linf" else delta.norm(dim=1),
-        margin=own - after.scatter(1, label[:, None], -torch.inf).amax(1),
-    )
-
-
-def _example(trial: _Trial, row: int, classes: list[str], amplify: float) -> Example:
-    label = int(trial.label[row])
-    x, x_adv = trial.x[row].numpy(), trial.x_adv[row].numpy()
-    return Example(
-        index=int(trial.index[row]),
-        label=label,
-        name=classes[label],
-        before=_answered(trial.before[row], label, classes),
-        after=_answered(trial.after[row], label, classes),
-        margin=round(float(trial.margin[row]), 6),
-        size=round(float(trial.size[row]), 6),
-        natural_png=png(x),
-        change_png=png(0.5 + amplify * (x_adv - x)),
-        adversarial_png=png(x_adv),
-    )
-
-
-def _answered(logits: Tensor, label: int, classes: list[str]) -> Answered:
-    probabilities = logits.double().softmax(0)
-    predicted = int(logits.argmax())
-    return Answered(
-        label=predicted,
-        name=classes[predicted],
-        confidence=round(100 * float(probabilities[predicted]), 4),
-        of_label=round(100 * float(probabilities[label]), 4),
-    )
-
-
-def _said(part: Answered) -> str:
-    return f"{part.name} ({part.confidence:.1f}%)"
+    return tried
 
 
 def _told(one: Example) -> str:
     end = "withstands" if one.after.label == one.label else "does not withstand"
     return (
-        f"Image {one.index} ({one.name}) {end}: {_said(one.before)} untouched, {_said(one.after)} attacked, margin "
-        f"{one.margin:.2f}."
+        f"Image {one.index} ({one.name}) {end}: {one.before} untouched, {one.after} attacked, margin {one.margin:.2f}."
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from classwise.data.cards import DATASETS
+from classwise.data.cards import known_superclasses
 from classwise.errors import InputError
 from classwise.files import read_json
 
@@ -27,10 +27,7 @@ def superclasses_of(
     if isinstance(given, str | Path):
         given = read_json(Path(given))
     if given is None:
-        card = DATASETS.get(dataset)
-        given = {} if card is None else card.superclasses
-    if not given:
-        return {}
+        return known_superclasses(dataset, num_classes)
     if not isinstance(given, Mapping):
         raise InputError("superclasses are an object from a name to a list of labels")
     groups = {str(name): [int(label) for label in labels] for name, labels in given.items()}

@@ -23,12 +23,13 @@ import torch
 from torch import nn
 
 from classwise.data import ImageSet, balanced_subset, ordered
+from classwise.data.cards import known_superclasses
 from classwise.engine import EngineName, Twin, searcher
 from classwise.errors import InputError
 from classwise.evaluation.rounds import Rounds
 from classwise.evaluation.sanity import inspect
 from classwise.evaluation.work import Parts, Work, predict
-from classwise.files import digest_json
+from classwise.files import digest_json, write_json
 from classwise.forward import count_outputs, device_of
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
@@ -63,6 +64,7 @@ def run_evaluation(
     resume: bool,
     engine: EngineName,
     until_worst_ci: float | None,
+    command: str | None = None,
     progress: Progress,
 ) -> ClassReport:
     """Evaluate under every attack and every corruption.
@@ -139,7 +141,12 @@ def run_evaluation(
     report = ClassReport.from_verdicts(
         verdicts,
         dataset=DatasetInfo(
-            name=images.name, split=images.split, n=len(verdicts), classes=classes, digest=images.digest()
+            name=images.name,
+            split=images.split,
+            n=len(verdicts),
+            classes=classes,
+            digest=images.digest(),
+            superclasses=known_superclasses(images.name, num_classes),
         ),
         model={**model_info, "searched": twin.how if isinstance(twin, Twin) else "as it is", **surroundings},
         threat=ThreatInfo(norm=threat.norm, eps=threat.eps, eps_text=threat.text),
@@ -161,10 +168,16 @@ def run_evaluation(
         ),
         allocation=None if rounds is None else rounds.info(),
         overall=overall,
+        command=command,
     )
+    weakest = report.worst
+    if attacks and weakest is not None:
+        report.keep_examples(work.gallery(weakest.label, parts, classes))
     if directory is not None:
         verdicts.save(directory.verdicts, fingerprint)
         report.to_json(directory.report)
+        if report.examples is not None:
+            write_json(directory.examples, report.examples.model_dump(mode="json", by_alias=True))
         report.to_html(directory.page)
         directory.finish("evaluation")
     return report

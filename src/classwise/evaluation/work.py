@@ -21,6 +21,7 @@ from classwise.attacks.losses import margin
 from classwise.data import ImageSet, ordered
 from classwise.errors import InputError
 from classwise.evaluation.fast import Cascade
+from classwise.evaluation.gallery import Tried
 from classwise.evaluation.probes import QUERIES, choose, examine
 from classwise.evaluation.sanity import warnings_of
 from classwise.files import digest
@@ -30,16 +31,19 @@ from classwise.metrics.counts import Ints
 from classwise.noise import ExampleNoise
 from classwise.progress import Progress
 from classwise.reporting.effort import AttackInfo, ClassEffort, StageInfo
+from classwise.reporting.examples import Broken, BrokenExamples, amplification
 from classwise.reporting.sanity import Probes
 from classwise.rundir import RunDirectory
 from classwise.threat import Threat
-from classwise.types import Corruption, MeasuredAttack
+from classwise.types import Corruption, Effort, MeasuredAttack
 from classwise.verdicts import NATURAL, PENDING, Verdicts
 
 SAVE_SECONDS = 5.0
 """How much work an evaluation may lose when it is killed."""
 NATURAL_SAMPLE = 200
 """Images, right and wrong as they come, on which other scales of the input are tried."""
+SHOWN = 6
+"""Broken examples of the weakest class that are shown."""
 NOTE_SECONDS = 1.0
 """How often a long batch says that it is alive."""
 
@@ -158,14 +162,11 @@ class Work:
         effort = self.effort.setdefault(key, {"rejected": 0, "seconds": 0.0})
         effort["attacked"] = int(attacked.sum())
         column[~attacked & (column == PENDING)] = before[~attacked & (column == PENDING)]
-        stream = int(digest(str(self.seed), repr(attack))[:15], 16)
-        searcher = self.searcher if isinstance(attack, BallAttack) else self.model
 
         def fill(batch: Ints) -> None:
             began = time.perf_counter()
-            x, y, index = self._images(batch)
-            with blamed_on_the_model(f"under {key}"), self._audible(searcher):
-                x_adv, spent = attack.run(searcher, x, y, generator=ExampleNoise(stream, index))
+            x, y, _ = self._images(batch)
+            x_adv, spent = self._attacked(key, attack, batch)
             inside = self.threat.ball(x).contains(x_adv)
             logits = answers(self.model, torch.where(inside[:, None, None, None], x_adv, x))
             column[batch], margins[batch] = logits.argmax(1).cpu(), margin(y)(logits).cpu()
@@ -174,6 +175,39 @@ class Work:
             effort["seconds"] = round(effort["seconds"] + time.perf_counter() - began, 3)
 
         self._each(key, attacked & (column == PENDING), fill)
+
+    def _attacked(self, key: str, attack: MeasuredAttack, rows: Ints) -> tuple[Tensor, Effort]:
+        """Some examples under an attack, the same whenever it is asked for, and what it cost."""
+        x, y, index = self._images(rows)
+        stream = int(digest(str(self.seed), repr(attack))[:15], 16)
+        searcher = self.searcher if isinstance(attack, BallAttack) else self.model
+        with blamed_on_the_model(f"under {key}"), self._audible(searcher):
+            return attack.run(searcher, x, y, generator=ExampleNoise(stream, index))
+
+    def gallery(self, label: int, parts: Mapping[str, Parts], classes: list[str]) -> BrokenExamples | None:
+        """A few examples of a class that attacks broke, broken once more to be shown. None where there are none."""
+        verdicts = self.verdicts
+        amplify = amplification(self.threat.norm, self.threat.eps)
+        standing = self.open & (verdicts.label == label) & (verdicts.natural == label)
+        found: list[Broken] = []
+        total = 0
+        self.progress.start("examples", SHOWN)
+        for key, part in parts.items():
+            for unit, attack in part.units.items():
+                fell = standing & ~np.isin(verdicts.predictions(unit), (label, PENDING))
+                total += int(fell.sum())
+                standing = standing & ~fell
+                rows = np.flatnonzero(fell)[: SHOWN - len(found)]
+                if not len(rows):
+                    continue
+                x, y, index = self._images(rows)
+                x_adv, _ = self._attacked(unit, attack, rows)
+                before, after = answers(self.model, x), answers(self.model, x_adv)
+                tried = Tried.each(index, y, x, x_adv, before, after, self.threat.norm)
+                found += [Broken(**one.facts(classes, amplify), attack=key) for one in tried]
+                self.progress.advance(len(rows))
+        self.progress.finish()
+        return BrokenExamples(name=classes[label], broken=total, amplify=amplify, examples=found) if found else None
 
     def account(
         self,

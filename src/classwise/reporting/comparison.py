@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 from pydantic import Field
@@ -94,8 +94,21 @@ class Comparison(Part):
         """rho of the last model against the baseline under the strongest result."""
         return self.results[self.strongest][-1].rho
 
-    def table(self, key: str | None = None) -> list[dict[str, Any]]:
-        """One plain row per model, ready for pandas or for printing."""
+    @overload
+    def table(self, key: str | None = None) -> list[dict[str, Any]]: ...
+
+    @overload
+    def table(self, key: str | None = None, *, format: str) -> str: ...
+
+    def table(self, key: str | None = None, *, format: str | None = None) -> list[dict[str, Any]] | str:
+        """One plain row per model under the strongest result, or the one named, ready for pandas.
+
+        With a format as text, markdown, latex or csv: of every result, or the one named.
+        """
+        from classwise.reporting.text import render
+
+        if format is not None:
+            return render(self, format, key)
         return [
             {
                 "model": row.model,

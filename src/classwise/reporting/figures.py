@@ -354,12 +354,18 @@ def gallery(cards: Sequence[Card], *, title: str, alt: str) -> Figure:
     return Figure(title=title, alt=alt, plot=Gallery(cards))
 
 
-def png(pixels: NDArray[Any]) -> str:
-    """An image (C, H, W) in [0, 1] as a PNG in base 64: in colour if C is 3, else the grey of its channels' mean."""
+def png(pixels: NDArray[Any], side: int | None = None) -> str:
+    """An image (C, H, W) in [0, 1] as a PNG in base 64: in colour if C is 3, else the grey of its channels' mean.
+
+    ``side``: an image that is larger is made smaller.
+    """
     shades = np.asarray(pixels, dtype=np.float64)
     shades = np.moveaxis(shades, 0, -1) if len(shades) == 3 else shades.mean(0)
+    image = Image.fromarray(np.round(255 * shades.clip(0, 1)).astype(np.uint8))
+    if side is not None:
+        image.thumbnail((side, side))
     written = io.BytesIO()
-    Image.fromarray(np.round(255 * shades.clip(0, 1)).astype(np.uint8)).save(written, "png")
+    image.save(written, "png")
     return base64.b64encode(written.getvalue()).decode()
 
 

@@ -9,10 +9,13 @@ and selectors are built from positions, never from names.
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
+from importlib.resources import files
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -37,7 +40,7 @@ MOST_MARKED = 3
 
 
 def report_page(report: ClassReport) -> str:
-    """A whole document that opens without a network and runs no script."""
+    """A whole document that opens without a network."""
     return _render(
         "report.html",
         report=report,
@@ -56,6 +59,8 @@ def report_page(report: ClassReport) -> str:
         costs={key: attack.by_class for key, attack in report.attacks.items() if attack.by_class},
         severities=_severities(report),
         corrupted=_corrupted(report),
+        shown=_shown(report),
+        texts=_texts(report),
     )
 
 
@@ -239,9 +244,22 @@ class _Cell:
     """One cell of a confusion matrix."""
 
     count: int
+    percent: float
+    """Of its row."""
     shade: float
     diagonal: bool
     title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ConfusionRow:
+    """What the examples of one class are taken for."""
+
+    name: str
+    total: int
+    cells: list[_Cell]
+    apart: bool
+    """Whether another superclass begins here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,35 +268,53 @@ class _Confusion:
 
     number: int
     key: str
-    rows: list[tuple[str, int, list[_Cell]]]
+    rows: list[_ConfusionRow]
     largest: list[str]
 
 
 def _confusions(report: ClassReport) -> list[_Confusion]:
     """All matrices, the strongest first; none where there are too many classes to be read."""
-    classes = report.dataset.classes
+    classes, groups = report.dataset.classes, list(report.dataset.superclasses.values())
     if len(classes) > charts.MANY_CLASSES:
         return []
+    order = [label for group in groups for label in group] or list(range(len(classes)))
+    apart = {group[0] for group in groups[1:]}
     keys = sorted(report.confusion, key=lambda key: key != report.strongest)
-    return [_confusion(number, key, report.confusion[key], classes) for number, key in enumerate(keys)]
+    return [_confusion(number, key, report.confusion[key], classes, order, apart) for number, key in enumerate(keys)]
 
 
-def _confusion(number: int, key: str, counts: list[list[int]], classes: list[str]) -> _Confusion:
+def _confusion(
+    number: int, key: str, counts: list[list[int]], classes: list[str], order: list[int], apart: set[int]
+) -> _Confusion:
     rows, errors = [], []
-    for true, line in enumerate(counts):
-        total = sum(line)
+    for true in order:
+        total = sum(counts[true])
         cells = []
-        for predicted, count in enumerate(line):
-            share = f"{count:,} of {total:,}, {story.percent(100 * count / total)}" if total else ""
+        for predicted in order:
+            count = counts[true][predicted]
+            percent = 100 * count / total if total else 0.0
             what = "kept" if true == predicted else f"taken for {classes[predicted]}"
-            title = f"{classes[true]} {what}: {share}"
+            title = f"{classes[true]} {what}: {count:,} of {total:,}, {story.percent(percent)}"
             if count and true != predicted:
                 errors.append((count, title))
             shade = charts.shade(count, total)
-            cells.append(_Cell(count=count, shade=shade, diagonal=true == predicted, title=title))
-        rows.append((classes[true], total, cells))
+            cells.append(_Cell(count=count, percent=percent, shade=shade, diagonal=true == predicted, title=title))
+        rows.append(_ConfusionRow(name=classes[true], total=total, cells=cells, apart=true in apart))
     largest = sorted(errors, key=lambda error: -error[0])[:MOST_CONFUSED]
     return _Confusion(number=number, key=key, rows=rows, largest=[title for _, title in largest])
+
+
+def _shown(report: ClassReport) -> Markup | None:
+    """Images of the weakest class that were broken."""
+    found = report.examples
+    if found is None:
+        return None
+    return figures.Gallery([one.card(one.attack, found.amplify) for one in found.examples]).html()
+
+
+def _texts(report: ClassReport) -> dict[str, str]:
+    """The table in the formats that people paste."""
+    return {name: report.table(format=name.lower()) for name in ("CSV", "LaTeX", "Markdown")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -511,6 +547,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    script = files("classwise.reporting").joinpath("templates/page.js").read_text(encoding="utf-8")
     environment.filters.update(
         percent=story.percent,
         number=story.number,
@@ -531,6 +568,8 @@ def _environment() -> Environment:
         LEVEL=story.LEVEL,
         WHOM=story.WHOM,
         SCATTER_HEIGHT=charts.SCATTER_HEIGHT,
+        SCRIPT=Markup(script),
+        SCRIPT_DIGEST=f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",
     )
     return environment
 

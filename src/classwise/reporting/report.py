@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 from pydantic import Field, PrivateAttr, ValidationError
@@ -29,6 +29,7 @@ from classwise.reporting.allocation import AllocationInfo
 from classwise.reporting.corruptions import CorruptionInfo, Corruptions
 from classwise.reporting.effort import AttackInfo
 from classwise.reporting.estimates import ClassEstimate, Estimate, estimate, percent
+from classwise.reporting.examples import BrokenExamples
 from classwise.reporting.part import Part
 from classwise.reporting.sanity import Sanity
 from classwise.verdicts import NATURAL, WORST_CASE, Verdicts
@@ -106,6 +107,8 @@ class DatasetInfo(Part):
     classes: list[str]
     digest: str | None = None
     """Fingerprint of all images and labels; two reports are paired only if it is the same."""
+    superclasses: dict[str, list[int]] = Field(default_factory=dict)
+    """Labels that belong together, where that is known; each class is in one."""
 
 
 class ThreatInfo(Part):
@@ -131,7 +134,11 @@ class ClassReport(Part):
     allocation: AllocationInfo | None = None
     """Where examples were drawn only until the worst class was known."""
 
+    command: str | None = None
+    """What to type to get it again."""
+
     _verdicts: Verdicts | None = PrivateAttr(default=None)
+    _examples: BrokenExamples | None = PrivateAttr(default=None)
 
     @classmethod
     def from_verdicts(
@@ -146,6 +153,7 @@ class ClassReport(Part):
         sanity: Sanity | None = None,
         allocation: AllocationInfo | None = None,
         overall: Mapping[str, Estimate] | None = None,
+        command: str | None = None,
     ) -> ClassReport:
         """Derive everything from the table of verdicts.
 
@@ -166,6 +174,7 @@ class ClassReport(Part):
             corruptions=Corruptions.from_verdicts(verdicts, corruptions, classes) if corruptions else None,
             sanity=sanity or Sanity(),
             allocation=allocation,
+            command=command,
         )
         for key, better in (overall or {}).items():
             report.results[key] = report.results[key].model_copy(update={"overall": better})
@@ -198,6 +207,15 @@ class ClassReport(Part):
         return self._verdicts
 
     @property
+    def examples(self) -> BrokenExamples | None:
+        """Some images of the weakest class that attacks broke, where they are at hand."""
+        return self._examples
+
+    def keep_examples(self, examples: BrokenExamples | None) -> None:
+        """Show these on the page."""
+        self._examples = examples
+
+    @property
     def strongest(self) -> str:
         """The key that every attack together is reported under; ``natural`` where none ran."""
         return WORST_CASE if WORST_CASE in self.results else NATURAL
@@ -206,6 +224,18 @@ class ClassReport(Part):
     def worst(self) -> Worst | None:
         """The weakest class over every attack that ran."""
         return self[self.strongest].worst
+
+    @overload
+    def table(self) -> list[dict[str, Any]]: ...
+
+    @overload
+    def table(self, *, format: str) -> str: ...
+
+    def table(self, *, format: str | None = None) -> list[dict[str, Any]] | str:
+        """Every accuracy as plain rows, ready for pandas; with a format as text: markdown, latex or csv."""
+        from classwise.reporting.text import render, rows
+
+        return rows(self) if format is None else render(self, format)
 
     def to_json(self, path: str | Path) -> None:
         """Write ``report.json``."""
@@ -232,15 +262,25 @@ def load_report(path: str | Path) -> ClassReport:
     file = path / "report.json" if path.is_dir() else path
     if not file.exists():
         raise InputError(f"{path} holds no report.json: evaluate the model first")
-    try:
-        report = ClassReport.model_validate(read_json(file))
-    except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise InputError(f"{file} is not a report: {where}: {error.errors()[0]['msg']}") from None
+    report = _read(ClassReport, file, "a report")
     table = file.parent / "verdicts.parquet"
     if table.exists():
         report._verdicts = Verdicts.load(table)[0]
+    shown = file.parent / "examples.json"
+    if shown.exists():
+        report.keep_examples(_read(BrokenExamples, shown, "a gallery"))
     return report
+
+
+Kind = TypeVar("Kind", bound=Part)
+
+
+def _read(kind: type[Kind], file: Path, what: str) -> Kind:
+    try:
+        return kind.model_validate(read_json(file))
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise InputError(f"{file} is not {what}: {where}: {error.errors()[0]['msg']}") from None
 
 
 def _rounded(value: float | None) -> float | None:

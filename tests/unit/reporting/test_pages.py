@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
@@ -16,6 +18,8 @@ from classwise.reporting.allocation import AllocationInfo
 from classwise.reporting.comparison import compare
 from classwise.reporting.corruptions import CorruptionInfo, Corruptions
 from classwise.reporting.effort import AttackInfo, AuditInfo, ClassEffort, StageInfo
+from classwise.reporting.examples import Answered, Broken, BrokenExamples
+from classwise.reporting.figures import png
 from classwise.reporting.pages import comparison_fragment, comparison_page, report_fragment, report_page
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
 from classwise.reporting.sanity import Finding, Sanity
@@ -76,6 +80,7 @@ class Page(HTMLParser):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.tables: dict[str, list[list[str]]] = {}
+        self.scripts: list[str] = []
         self.text = ""
         self._open: list[str] = []
         self._table: list[list[str]] = []
@@ -87,7 +92,7 @@ class Page(HTMLParser):
         given = dict(attrs)
         self.elements.append((tag, given))
         if tag not in self.VOID:
-            self._open.append(tag)
+            self._open.append(tag if given.get("class") != "pct" else "hidden")
         if tag == "div" and given.get("class") == "scroll":
             self._table = self.tables.setdefault(str(given["aria-label"]), [])
         elif tag == "tr":
@@ -99,10 +104,13 @@ class Page(HTMLParser):
         self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
+        assert self._open.pop() in (tag, "hidden")
 
     def handle_data(self, data: str) -> None:
-        if "style" in self._open:
+        if "style" in self._open or "hidden" in self._open:
+            return
+        if "script" in self._open:
+            self.scripts.append(data)
             return
         self.text += data
         if self._table and self._table[-1] and ("td" in self._open or "th" in self._open):
@@ -201,9 +209,59 @@ def test_confusion_counts_and_shares() -> None:
     worst_case = lines[1:11]
     assert [row[0] for row in worst_case] == CIFAR
     assert [[int(cell) for cell in row[1:]] for row in worst_case] == report.confusion["worst-case"]
+    assert len(page.all("span", "pct")) == len(page.all("span", "cnt")) > 0
     titles = [cell["title"] for cell in page.all("td") if "title" in cell]
     assert "cat taken for deer: 750 of 1,000, 75.0%" in titles
     assert "cat kept: 250 of 1,000, 25.0%" in titles
+
+
+def test_superclasses_stand_together_in_the_confusion_matrix() -> None:
+    report = cifar_report()
+    groups = {"transportation": [0, 1, 8, 9], "animals": [2, 3, 4, 5, 6, 7]}
+    report = report.model_copy(update={"dataset": report.dataset.model_copy(update={"superclasses": groups})})
+    page = Page(report_page(report))
+    order = [label for labels in groups.values() for label in labels]
+    header, *rows = page.tables["Confusion matrix"][:11]
+    assert header[1:] == [row[0] for row in rows] == [CIFAR[label] for label in order]
+    counts = np.array(report.confusion["worst-case"])[np.ix_(order, order)]
+    assert [[int(cell) for cell in row[1:]] for row in rows] == counts.tolist()
+    assert len(page.all("tr", "apart")) == len(report.confusion)
+    assert "rules part transportation and animals" in page.text
+
+
+def test_the_command_is_shown_as_it_was_typed() -> None:
+    typed = "classwise evaluate --model 'runs/a b' --data cifar10"
+    html = report_page(cifar_report().model_copy(update={"command": typed}))
+    assert typed in Page(html).text
+    assert Page(html).all("pre")
+
+
+def test_images_of_the_weakest_class_are_shown_with_what_the_model_says() -> None:
+    report = cifar_report()
+    pixels = png(np.full((3, 4, 4), 0.5))
+    answered = {"of_label": 10.0}
+    one = Broken(
+        index=7,
+        label=3,
+        name="cat",
+        before=Answered(label=3, name="cat", confidence=61.0, **answered),
+        after=Answered(label=5, name="<b>dog</b>", confidence=52.5, **answered),
+        margin=-0.5,
+        size=0.03,
+        natural_png=pixels,
+        change_png=pixels,
+        adversarial_png=pixels,
+        attack="pgd",
+    )
+    report.keep_examples(BrokenExamples(name="cat", broken=750, amplify=16.0, examples=[one]))
+    page = Page(report_page(report))
+    assert "cat (61.0%) → <b>dog</b> (52.5%)" in page.text
+    assert "1 of 750 images of the weakest class" in page.text
+    assert [image["alt"] for image in page.all("img")] == [
+        "image 7, a cat, untouched",
+        "the change of image 7, 16 times as large",
+        "image 7 after pgd",
+    ]
 
 
 def test_what_broke_the_examples() -> None:
@@ -340,7 +398,7 @@ def test_class_without_examples_is_a_dash_not_zero() -> None:
 
 def test_natural_alone_needs_no_switch() -> None:
     page = Page(report_page(make_report({"natural": [9, 5]}, n=10)))
-    assert not page.all("fieldset")
+    assert [a["name"] for a in page.all("input")].count("show") == 1
     assert not page.all("rect", "light")
     assert "No attack ran." in page.text
 
@@ -399,12 +457,23 @@ def test_hostile_names_stay_text(number: int) -> None:
     html = hostile_pages()[number]
     page = Page(html)
     tags = {tag for tag, _ in page.elements}
-    assert not tags & {"script", "img", "iframe", "object"}
+    assert not tags & {"img", "iframe", "object"}
+    assert_only_our_script(page)
     assert not [name for _, attrs in page.elements for name in attrs if name.startswith("on")]
     assert 'onerror="alert(3)">' in page.text
     assert "<script>" in page.text
     html.encode("utf-8")  # undecodable bytes in a name must not make the file unwritable
     assert "\u202e" not in html
+
+
+def assert_only_our_script(page: Page) -> None:
+    """One at most, and the one whose digest the page's policy names: no other would run."""
+    assert len(page.scripts) == len(page.all("script")) <= 1
+    for script in page.scripts:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        (policy,) = [a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+        assert f"script-src 'sha256-{digest}'" in (policy or "")
+        assert "unsafe" not in (policy or "").replace("style-src 'unsafe-inline'", "")
 
 
 @pytest.mark.parametrize("number", range(5))

@@ -81,9 +81,17 @@ def test_file_has_the_shape_of_the_contract(written):
         "confusion",
         "corruptions",
         "sanity",
+        "command",
     }
     assert written["schema"] == "classwise/report/1"
-    assert written["dataset"] == {"name": "birds", "split": "test", "n": 90, "classes": CLASSES, "digest": None}
+    assert written["dataset"] == {
+        "name": "birds",
+        "split": "test",
+        "n": 90,
+        "classes": CLASSES,
+        "digest": None,
+        "superclasses": {},
+    }
     assert written["model"] == {"name": "net", "parameters": 12}
     assert written["threat"] == {"norm": "Linf", "eps": 8 / 255, "eps_text": "8/255"}
     assert written["sanity"] == {

@@ -1,0 +1,309 @@
+"""Reports and comparisons as text, Markdown, LaTeX and CSV, and as parquet.
+
+Markdown and LaTeX are tables for reading: a report has a row per class, a comparison one per model and result. CSV and
+parquet hold every accuracy with its interval in long format, at full precision; the row without a label is the average.
+
+Names come from outside. In text they are one line without control and direction characters; parquet and report.json
+keep them as they are. A CSV text that a spreadsheet would take for a formula, or that begins with an apostrophe, gets
+an apostrophe before it: to read a name back, take one leading apostrophe away.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from classwise.errors import InputError, unknown
+from classwise.files import atomic, write_text
+from classwise.reporting.comparison import Comparison, Row
+from classwise.reporting.estimates import Estimate
+from classwise.reporting.report import ClassReport, DatasetInfo, Result, ThreatInfo
+from classwise.reporting.story import number
+
+Subject = ClassReport | Comparison
+
+SCHEMA = pa.schema(
+    {
+        "model": pa.string(),
+        "result": pa.string(),
+        "class": pa.string(),
+        "label": pa.int64(),
+        "value": pa.float64(),
+        "low": pa.float64(),
+        "high": pa.float64(),
+        "n": pa.int64(),
+    }
+)
+"""The columns of CSV and parquet."""
+
+
+def render(subject: Subject, format: str, key: str | None = None) -> str:
+    """A report or a comparison as text; of one result only where ``key`` names it."""
+    if format == "parquet":
+        raise InputError("parquet is no text: name a file for it")
+    if format not in _TEXTS:
+        raise unknown("format", format, FORMATS)
+    return _TEXTS[format](subject, _keys(subject, key))
+
+
+def save(subject: Subject, format: str, path: Path) -> None:
+    """Write a report or a comparison in any of the formats."""
+    if format != "parquet":
+        write_text(path, render(subject, format))
+        return
+    with atomic(path) as partial:
+        pq.write_table(pa.Table.from_pylist(rows(subject), SCHEMA), partial)
+
+
+def rows(subject: Subject, key: str | None = None) -> list[dict[str, Any]]:
+    """Every accuracy in long format: by class, then the average, which has no label."""
+    return [
+        {"model": model, "result": name, "class": class_, "label": label}
+        | {"value": part.value, "low": part.low, "high": part.high, "n": part.n}
+        for model, name, result in _measured(subject, _keys(subject, key))
+        for class_, label, part in _parts(result)
+    ]
+
+
+def plain(text: str) -> str:
+    """A text from outside as one line that no terminal, reader or browser takes for more than text.
+
+    >>> plain(" a\\x1b[31m\\nb\\u202e\\tc ")
+    'a [31m b c'
+    """
+    return " ".join("".join(map(_harmless, text)).split())
+
+
+def _harmless(character: str) -> str:
+    category = unicodedata.category(character)
+    if category == "Cf":  # direction marks, joiners and other signs that are not seen
+        return ""
+    return {"Cc": " ", "Cs": "\N{REPLACEMENT CHARACTER}"}.get(category, character)
+
+
+# What is in a table for reading.
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Grid:
+    about: str
+    columns: list[str]
+    align: str
+    """For each column l or r."""
+    groups: list[list[list[_Cell]]]
+
+
+def _grid(subject: Subject, keys: list[str]) -> _Grid:
+    return _report_grid(subject, keys) if isinstance(subject, ClassReport) else _comparison_grid(subject, keys)
+
+
+def _report_grid(report: ClassReport, keys: list[str]) -> _Grid:
+    """A row for each class, the worst of each result in bold, and what they come to."""
+    results = [report[key] for key in keys]
+    worst = [None if result.worst is None else result.worst.label for result in results]
+    lines = {
+        "average": [number(result.overall.value) for result in results],
+        "worst": [number(result.worst.value if result.worst else None) for result in results],
+        "CV": [number(result.cv) for result in results],
+        "MCD": [number(result.mcd) for result in results],
+    }
+    parts = [part for result in results for part in [result.overall, *result.by_class]]
+    return _Grid(
+        about=f"Accuracy of {_model(report)} on {_measured_on(report.dataset, report.threat, parts)}",
+        columns=["class", *keys],
+        align="l" + "r" * len(keys),
+        groups=[
+            [
+                [
+                    _Cell(name),
+                    *(
+                        _Cell(number(result.by_class[label].value), bold=label == worst_label)
+                        for result, worst_label in zip(results, worst, strict=True)
+                    ),
+                ]
+                for label, name in enumerate(report.dataset.classes)
+            ],
+            [[_Cell(name), *map(_Cell, line)] for name, line in lines.items()],
+        ],
+    )
+
+
+def _comparison_grid(comparison: Comparison, keys: list[str]) -> _Grid:
+    """A row for each model under each result; of each result the highest worst class in bold."""
+    groups = []
+    for key in keys:
+        highest = max((row.worst.value for row in comparison[key] if row.worst), default=None)
+        groups.append(
+            [
+                [
+                    _Cell(key if place == 0 else ""),
+                    _Cell(row.model),
+                    _Cell(number(row.overall.value)),
+                    _Cell(row.worst.name if row.worst else number(None)),
+                    _Cell(number(row.worst.value), bold=row.worst.value == highest)
+                    if row.worst
+                    else _Cell(number(None)),
+                    _Cell(number(row.cv)),
+                    _Cell(number(row.mcd)),
+                    _Cell(number(row.rho, 3)),
+                ]
+                for place, row in enumerate(comparison[key])
+            ]
+        )
+    parts = [part for key in keys for row in comparison[key] for part in [row.overall, *row.by_class]]
+    baseline = f"rho is against {comparison.models[0]}"
+    return _Grid(
+        about=f"Accuracy on {_measured_on(comparison.dataset, comparison.threat, parts)}; {baseline}",
+        columns=["result", "model", "average", "worst class", "worst", "CV", "MCD", "rho"],
+        align="llrlrrrr",
+        groups=groups,
+    )
+
+
+def _measured_on(data: DatasetInfo, threat: ThreatInfo, parts: list[Estimate]) -> str:
+    """What was measured, and how far any value may lie from the true one."""
+    reach = [
+        max(part.value - part.low, part.high - part.value)
+        for part in parts
+        if part.value is not None and part.low is not None and part.high is not None
+    ]
+    within = f"; 95% intervals within {number(max(reach))} points" if reach else ""
+    return f"{data.name}/{data.split} in percent, {data.n} images, {threat.norm} eps = {threat.eps_text}{within}"
+
+
+def _keys(subject: Subject, key: str | None) -> list[str]:
+    if key is None:
+        return list(subject.results)
+    subject[key]  # a key that is not there is said
+    return [key]
+
+
+def _model(report: ClassReport) -> str:
+    return str(report.model.get("name", "model"))
+
+
+def _measured(subject: Subject, keys: list[str]) -> Iterator[tuple[str, str, Result | Row]]:
+    for key in keys:
+        if isinstance(subject, ClassReport):
+            yield _model(subject), key, subject[key]
+        else:
+            yield from ((row.model, key, row) for row in subject[key])
+
+
+def _parts(result: Result | Row) -> Iterator[tuple[str | None, int | None, Estimate]]:
+    yield from ((part.name, part.label, part) for part in result.by_class)
+    yield None, None, result.overall
+
+
+# How it is written.
+
+
+def _markdown(subject: Subject, keys: list[str]) -> str:
+    def line(cells: list[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    def cell(part: _Cell) -> str:
+        text = _markdown_escaped(part.text)
+        return f"**{text}**" if part.bold else text
+
+    grid = _grid(subject, keys)
+    return "\n".join(
+        [
+            _markdown_escaped(grid.about),
+            "",
+            line([_markdown_escaped(column) for column in grid.columns]),
+            line([":--" if side == "l" else "--:" for side in grid.align]),
+            *(line([cell(part) for part in row]) for group in grid.groups for row in group),
+            "",
+        ]
+    )
+
+
+def _latex(subject: Subject, keys: list[str]) -> str:
+    def line(cells: list[str]) -> str:
+        return rf"{' & '.join(cells)} \\"
+
+    def cell(part: _Cell) -> str:
+        text = _latex_escaped(part.text)
+        return rf"\textbf{{{text}}}" if part.bold else text
+
+    grid = _grid(subject, keys)
+    lines = [
+        f"% {plain(grid.about)}",
+        r"% \usepackage{booktabs}; scripts other than Latin need XeLaTeX or LuaLaTeX and a font that has them.",
+        rf"\begin{{tabular}}{{{grid.align}}}",
+        r"\toprule",
+        line([_latex_escaped(column) for column in grid.columns]),
+    ]
+    for group in grid.groups:
+        lines += [r"\midrule", *(line([cell(part) for part in row]) for row in group)]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _csv(subject: Subject, keys: list[str]) -> str:
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(SCHEMA.names)
+    for key in keys:
+        writer.writerows([_spreadsheet_safe(value) for value in row.values()] for row in rows(subject, key))
+    return written.getvalue()
+
+
+_TEXTS: dict[str, Callable[[Subject, list[str]], str]] = {"markdown": _markdown, "latex": _latex, "csv": _csv}
+FORMATS = (*_TEXTS, "parquet")
+
+_MARKDOWN_SIGNS = re.compile(r"[\\`*_\[\]<>&|~$:@]|(?i:(?<=www)\.)")
+"""Among them what makes links of bare addresses."""
+
+
+def _markdown_escaped(text: str) -> str:
+    return _MARKDOWN_SIGNS.sub(r"\\\g<0>", plain(text))
+
+
+_LATEX_SIGNS = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "`": r"\textasciigrave{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "–": r"\textendash{}",
+    "—": r"\textemdash{}",
+    "−": "$-$",
+    '"': r"\symbol{34}",  # some languages of babel make it a command
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    **{sign: f"{{{sign}}}" for sign in "[]*'"},  # after \\ the first three would be its arguments; '' is one sign
+}
+
+
+def _latex_escaped(text: str) -> str:
+    written = "".join(_LATEX_SIGNS.get(sign, sign) for sign in plain(text))
+    return re.sub(r"-(?=-)", "-{}", written)  # -- would be a dash
+
+
+def _spreadsheet_safe(value: Any) -> Any:
+    """A text that stays a text in a spreadsheet; numbers as they are.
+
+    >>> _spreadsheet_safe("=1+1"), _spreadsheet_safe("cat"), _spreadsheet_safe(-1.5)
+    ("'=1+1", 'cat', -1.5)
+    """
+    if not isinstance(value, str):
+        return value
+    text = plain(value)
+    return f"'{text}" if text[:1] in tuple("'=+-@＝＋－＠") else text
