@@ -156,6 +156,8 @@ class Scatter:
     x_axis: Axis
     y_axis: Axis
     points: list[Point]
+    front: list[int]
+    """Those that no other beats, from left to right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +191,79 @@ def curve(
         for place, (tick, value, text) in enumerate(points)
         if value is not None
     ]
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Which points no other one beats: none is as high in both, and higher in one (Pareto). From left to right.
+
+    >>> front([(50.0, 20.0), (48.0, 30.0), (47.0, 25.0), (50.0, 18.0)])
+    [1, 0]
+    """
+    kept = [
+        number
+        for number, (x, y) in enumerate(points)
+        if not any(a >= x and b >= y and (a, b) != (x, y) for a, b in points)
+    ]
+    return sorted(kept, key=lambda number: (points[number], number))
+
+
+RADAR_SIZE = 440
+RADAR_RADIUS = 150
+FEWEST_SPOKES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoke:
+    """The axis of one class, from the centre outwards, and where its name stands."""
+
+    name: str
+    x: float
+    y: float
+    text_x: float
+    text_y: float
+    anchor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Radar:
+    """Shares around a centre, in pixels of a square."""
+
+    spokes: list[Spoke]
+    shapes: list[str]
+    """One polygon for each model, as the points of an SVG polygon."""
+    rings: list[tuple[float, int]]
+    """Radius and percent."""
+
+
+def radar(names: Sequence[str], models: Sequence[Sequence[float | None]]) -> Radar | None:
+    """The classes of several models; None where there are too few or too many, or one has no value.
+
+    >>> radar(["a", "b", "c", "d"], [[100, 50, 0, 50]]).shapes
+    ['220.0,70.0 295.0,220.0 220.0,220.0 145.0,220.0']
+    """
+    if not FEWEST_SPOKES <= len(names) <= MANY_CLASSES or any(value is None for values in models for value in values):
+        return None
+    centre = RADAR_SIZE / 2
+    angles = [2 * math.pi * number / len(names) for number in range(len(names))]
+
+    def at(angle: float, radius: float) -> tuple[float, float]:
+        return round(centre + radius * math.sin(angle), 1), round(centre - radius * math.cos(angle), 1)
+
+    spokes = []
+    for name, angle in zip(names, angles, strict=True):
+        (x, y), (text_x, text_y) = at(angle, RADAR_RADIUS), at(angle, RADAR_RADIUS + 12)
+        side = math.sin(angle)
+        anchor = "middle" if abs(side) < 0.2 else "start" if side > 0 else "end"
+        short = name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
+        spokes.append(Spoke(name=short, x=x, y=y, text_x=text_x, text_y=text_y, anchor=anchor))
+    shapes = [
+        " ".join(
+            "{},{}".format(*at(angle, RADAR_RADIUS * _clip(value or 0.0) / 100))
+            for angle, value in zip(angles, values, strict=True)
+        )
+        for values in models
+    ]
+    return Radar(spokes=spokes, shapes=shapes, rings=[(RADAR_RADIUS * part / 100, part) for part in (25, 50, 75, 100)])
 
 
 SCATTER_HEIGHT = 300
@@ -225,7 +300,7 @@ def scatter(points: Sequence[tuple[str, Measured, Measured]]) -> Scatter | None:
                 anchor="start" if dx > 0 else "end",
             )
         )
-    return Scatter(x_axis=x_axis, y_axis=y_axis, points=placed)
+    return Scatter(x_axis=x_axis, y_axis=y_axis, points=placed, front=front([(x.value, y.value) for _, x, y in points]))
 
 
 _Box = tuple[float, float, float]

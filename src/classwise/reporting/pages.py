@@ -421,6 +421,7 @@ class _ComparisonPanel:
     left_out: int
     scatter: charts.Scatter | None
     scatter_numbers: list[int]
+    radar: charts.Radar | None
     changes: list[_ChangeRow]
     changes_left_out: int
     untested: list[str]
@@ -462,6 +463,7 @@ def _comparison_panel(number: int, key: str, comparison: Comparison) -> _Compari
         left_out=chosen.left_out,
         scatter=charts.scatter([_point(row) for _, row in placed]),
         scatter_numbers=[position for position, _ in placed],
+        radar=charts.radar(classes, [row.shares for row in rows[:COLOURED_MODELS]]),
         changes=changes,
         changes_left_out=changes_left_out,
         untested=[row.model for row in rows[1:] if row.change is None],
@@ -568,6 +570,7 @@ def _environment() -> Environment:
         LEVEL=story.LEVEL,
         WHOM=story.WHOM,
         SCATTER_HEIGHT=charts.SCATTER_HEIGHT,
+        RADAR_SIZE=charts.RADAR_SIZE,
         SCRIPT=Markup(script),
         SCRIPT_DIGEST=f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from classwise.reporting import charts
 from classwise.reporting.comparison import Comparison, Row
 from classwise.reporting.effort import AuditInfo
 from classwise.reporting.report import ClassReport, Worst
@@ -100,7 +101,7 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     warning = unpaired(comparison)
     if warning is not None:
         sentences.append(warning)
-    return [*sentences, *_ranking(baseline, others)]
+    return [*sentences, *_leaders([baseline, *others]), *_ranking(baseline, others)]
 
 
 def unpaired(comparison: Comparison) -> str | None:
@@ -249,6 +250,24 @@ def _ranking(baseline: Row, others: Sequence[Row]) -> list[str]:
             "with one of them as the baseline a paired test could."
         ]
     return [f"{opening}; {follows}, and the intervals do not overlap."]
+
+
+def _leaders(rows: Sequence[Row]) -> list[str]:
+    """Of three models and more, who reads highest on what; what can be told of pairs stands in the other sentences."""
+    known = [(row.overall.value, row.worst.value, row) for row in rows if row.worst and row.overall.value is not None]
+    if len(known) < 3:
+        return []
+    best = [front[2] for front in (max(known, key=lambda one: one[0]), max(known, key=lambda one: one[1]))]
+    if best[0] is best[1]:
+        return [f"{best[0].model} reads highest both on average and in its worst class."]
+    kept = [known[number][2].model for number in charts.front([one[:2] for one in known])]
+    between = [model for model in kept if model not in (best[0].model, best[1].model)]
+    more = (
+        f"; {listing(between)} {'lies' if len(between) == 1 else 'lie'} between, beaten by none in both"
+        if between
+        else ""
+    )
+    return [f"{best[0].model} reads highest on average, {best[1].model} in its worst class{more}."]
 
 
 class _Bounds(Protocol):

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from classwise.errors import InputError
 from classwise.reporting import charts
@@ -663,6 +665,37 @@ def test_scatter_keeps_names_apart() -> None:
     assert len({(point.text_dx, point.text_dy) for point in plot.points}) == 3
     assert plot.points[0].y_high < plot.points[0].y < plot.points[0].y_low
     assert charts.scatter([]) is None
+
+
+def test_who_leads_on_what_is_said_of_three_models_and_more() -> None:
+    def told(*pgd: list[int]) -> str:
+        reports = [make_report({"natural": [90] * 3, "pgd": one}, n=100, name=f"m{i}") for i, one in enumerate(pgd)]
+        return " ".join(comparison_sentences(compare(*reports)))
+
+    apart = told([90, 80, 10], [70, 60, 30], [60, 50, 40], [40, 40, 20])
+    assert "m0 reads highest on average, m2 in its worst class; m1 lies between, beaten by none in both." in apart
+    assert "m1 reads highest both on average and in its worst class." in told([50, 50, 10], [90, 90, 60], [50, 40, 20])
+    assert "reads highest" not in told([50, 50, 10], [90, 90, 60])
+
+
+def test_radar_has_a_corner_for_every_class() -> None:
+    report = cifar_report()
+    page = Page(comparison_page(compare(report, report, names=["x", "y"])))
+    shapes = [shape["points"] or "" for shape in page.all("polygon")]
+    assert len(shapes) == 2 * len(report.results)
+    assert all(len(points.split()) == 10 for points in shapes)
+    two = make_report({"natural": [9, 8], "pgd": [5, 4]}, n=10)
+    assert not Page(comparison_page(compare(two, two, names=["x", "y"]))).all("polygon")
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
+def test_nobody_beats_the_front_and_everybody_else_is_beaten(points: list[tuple[int, int]]) -> None:
+    def beaten(one: tuple[int, int]) -> bool:
+        return any(a >= one[0] and b >= one[1] and (a, b) != one for a, b in points)
+
+    kept = charts.front([(float(a), float(b)) for a, b in points])
+    assert sorted(kept) == [number for number, one in enumerate(points) if not beaten(one)]
+    assert [points[number] for number in kept] == sorted(points[number] for number in kept)
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [100.0], [50.0], [0.0, 100.0], [33.3, 33.4], [99.2, 100.0]])
