@@ -392,7 +392,12 @@ def _describe(model: nn.Module | str | Path, weights: str | Path | None) -> dict
         return {"name": type(model).__name__}
     found = run_directory(str(model))
     name = str(model) if found is None else "@".join([found[0].resolve().name, *filter(None, found[1:])])
-    return {"name": name, "spec": str(model)} | ({} if weights is None else {"weights": Path(weights).name})
+    trained = {} if found is None else RunDirectory(found[0]).read().get("training", {}).get("asked", {})
+    return (
+        {"name": name, "spec": str(model)}
+        | ({} if weights is None else {"weights": Path(weights).name})
+        | ({"trained": trained} if trained else {})
+    )
 
 
 def _same_device(wanted: torch.device, actual: torch.device) -> bool:

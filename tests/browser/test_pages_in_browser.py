@@ -13,6 +13,7 @@ from classwise.reporting.comparison import compare
 from classwise.reporting.effort import AttackInfo
 from classwise.reporting.pages import comparison_page, report_page
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
+from classwise.reporting.site import write_site
 from classwise.verdicts import Verdicts
 
 pytest.importorskip("playwright")
@@ -62,7 +63,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     for name, html in pages.items():
         (folder / f"{name}.html").write_text(html, encoding="utf-8")
-    return {name: folder / f"{name}.html" for name in pages}
+    for name, report in (("one", one), ("other", other)):
+        (folder / name).mkdir()
+        report.to_json(folder / name / "report.json")
+    write_site([folder / "one", folder / "other"], folder / "site", title="Leaderboard")
+    return {name: folder / f"{name}.html" for name in pages} | {"site": folder / "site" / "index.html"}
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +101,9 @@ def shown_bars(page: Page) -> list[str]:
     return [str(bar.get_attribute("width")) for bar in page.locator(".plot rect.dark").all() if bar.is_visible()]
 
 
-def both(**options: object) -> pytest.MarkDecorator:
-    cases = [{"name": name, **options} for name in ("report", "comparison")]
-    return pytest.mark.parametrize("opened", cases, indirect=True, ids=["report", "comparison"])
+def every(**options: object) -> pytest.MarkDecorator:
+    names = ["report", "comparison", "site"]
+    return pytest.mark.parametrize("opened", [{"name": one, **options} for one in names], indirect=True, ids=names)
 
 
 def test_switch_changes_the_bars(opened: Page) -> None:
@@ -154,11 +159,11 @@ def test_a_text_is_copied_or_at_least_selected(opened: Page) -> None:
     opened.wait_for_function("document.querySelector('#classes .copy').textContent !== 'Copy'")
 
 
-@both()
+@every()
 def test_the_keyboard_reaches_every_control(opened: Page) -> None:
     """Of a group of radio buttons Tab reaches the one that is on; the arrows do the rest."""
     wanted = opened.evaluate(
-        "[...document.querySelectorAll('button, a[href], summary, input:checked:not([hidden]), [tabindex=\"0\"]')]"
+        "[...document.querySelectorAll('button, select, a[href], summary, input:checked:not([hidden]), [tabindex=\"0\"]')]"
         ".filter((e) => e.checkVisibility()).length"
     )
     opened.locator("body").click(position={"x": 1, "y": 1})
@@ -178,15 +183,15 @@ def test_switch_of_the_comparison(opened: Page) -> None:
     assert opened.locator("table.models:visible").count() == 1
 
 
-@both(width=375)
+@every(width=375)
 def test_a_telephone_does_not_scroll_sideways(opened: Page) -> None:
     assert opened.evaluate("document.documentElement.scrollWidth") <= 375
-    for number in range(opened.locator("fieldset").first.locator("input").count()):
+    for number in range(opened.locator("input[name=show]:not([hidden])").count()):
         opened.locator(f"label[for=show-{number}]").click()
         assert opened.evaluate("document.documentElement.scrollWidth") <= 375
 
 
-@both()
+@every()
 def test_first_screen_holds_verdict_and_bars(opened: Page) -> None:
     heading = opened.locator("h1").bounding_box()
     assert heading is not None
@@ -213,14 +218,30 @@ def test_text_is_readable_in_both_schemes(opened: Page, request: pytest.FixtureR
         assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) >= 4.5, selector
 
 
-@both()
+@pytest.mark.parametrize("opened", [{"name": "site"}], indirect=True)
+def test_the_leaderboard_filters_and_sorts(opened: Page) -> None:
+    rows = opened.locator("tr.entry:visible")
+    assert rows.count() == 2
+    assert opened.locator("#count").inner_text() == "2 entries"
+    opened.get_by_label("Result").select_option("natural")
+    assert rows.locator("td:nth-child(4)").all_inner_texts()[0].startswith("64.0")
+    opened.get_by_label("Result").select_option("all")
+    assert rows.count() == 8
+    opened.get_by_role("button", name="Average").click()
+    values = [float(text.split()[0]) for text in rows.locator("td:nth-child(2)").all_inner_texts()]
+    assert values == sorted(values)
+    opened.get_by_role("link", name="report").first.click()
+    assert "Robustness, class by class" in opened.locator("header").inner_text()
+
+
+@every()
 def test_pictures_have_names_and_tables_have_headers(opened: Page) -> None:
     unnamed = "svg:not([aria-hidden]):not([role=img][aria-label]), th:not([scope]), label:not([for])"
     assert opened.locator(unnamed).count() == 0
-    assert opened.locator("svg[role=img]").count() > 10
+    assert opened.locator("select:not([id])").count() == 0
 
 
-@both()
+@every()
 def test_printing_shows_everything_on_white(opened: Page) -> None:
     opened.emulate_media(media="print", color_scheme="dark")
     assert luminance(opened, "body", "backgroundColor") > 0.9

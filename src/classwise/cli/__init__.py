@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import classwise
-from classwise.cli import analyze, bench, check, compare, demo, evaluate, list_, study, train
+from classwise.cli import analyze, bench, check, compare, demo, evaluate, list_, site, study, table, train
 from classwise.cli.console import say
 
 app = typer.Typer(
@@ -25,6 +25,8 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("train")(train.train)
 app.command("study")(study.study)
 app.command("compare")(compare.compare)
+app.command("table")(table.table)
+app.command("site")(site.site)
 app.command("analyze")(analyze.analyze)
 app.command("check")(check.check)
 app.add_typer(bench.bench, name="bench")

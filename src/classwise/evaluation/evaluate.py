@@ -107,7 +107,8 @@ def run_evaluation(
     twin = searcher(model, torch.cat(first)[: max(batch_size, PROBE_BATCH)], engine)
     fingerprint = digest_json([asked, images.digest(), identity])
     if directory is not None:
-        details = {"asked": {**asked, "model": model_info}}
+        named = {name: value for name, value in model_info.items() if name != "trained"}
+        details = {"asked": {**asked, "model": named}}
         claimed = directory.claim("evaluation", fingerprint, details, resume=resume, beside=beside)
         if claimed and directory.verdicts.exists():
             saved, mark = Verdicts.load(directory.verdicts)

@@ -192,20 +192,19 @@ class Work:
         found: list[Broken] = []
         total = 0
         self.progress.start("examples", SHOWN)
-        for key, part in parts.items():
-            for unit, attack in part.units.items():
-                fell = standing & ~np.isin(verdicts.predictions(unit), (label, PENDING))
-                total += int(fell.sum())
-                standing = standing & ~fell
-                rows = np.flatnonzero(fell)[: SHOWN - len(found)]
-                if not len(rows):
-                    continue
-                x, y, index = self._images(rows)
-                x_adv, _ = self._attacked(unit, attack, rows)
-                before, after = answers(self.model, x), answers(self.model, x_adv)
-                tried = Tried.each(index, y, x, x_adv, before, after, self.threat.norm)
-                found += [Broken(**one.facts(classes, amplify), attack=key) for one in tried]
-                self.progress.advance(len(rows))
+        for unit, attack in [unit for part in parts.values() for unit in part.units.items()]:
+            fell = standing & ~np.isin(verdicts.predictions(unit), (label, PENDING))
+            total += int(fell.sum())
+            standing = standing & ~fell
+            rows = np.flatnonzero(fell)[: SHOWN - len(found)]
+            if not len(rows):
+                continue
+            x, y, index = self._images(rows)
+            x_adv, _ = self._attacked(unit, attack, rows)
+            before, after = answers(self.model, x), answers(self.model, x_adv)
+            tried = Tried.each(index, y, x, x_adv, before, after, self.threat.norm)
+            found += [Broken(**one.facts(classes, amplify), attack=unit) for one in tried]
+            self.progress.advance(len(rows))
         self.progress.finish()
         return BrokenExamples(name=classes[label], broken=total, amplify=amplify, examples=found) if found else None
 

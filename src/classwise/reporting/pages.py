@@ -27,6 +27,7 @@ from classwise.reporting import charts, figures, story, trust
 from classwise.reporting.comparison import ClassChange, Comparison, Row
 from classwise.reporting.estimates import ClassEstimate, Estimate
 from classwise.reporting.figures import Figure
+from classwise.reporting.leaderboard import Leaderboard
 from classwise.reporting.report import ClassReport, Result, Worst
 from classwise.reporting.tables import Table
 from classwise.verdicts import NATURAL, WORST_CASE
@@ -55,7 +56,8 @@ def report_page(report: ClassReport) -> str:
         findings=trust.findings(report),
         probe_rows=trust.rows(report),
         probe_curves=trust.curves(report),
-        model_facts=_facts(report.model),
+        model_facts=_facts({key: value for key, value in report.model.items() if key != "trained"}),
+        trained_facts=_facts(report.model.get("trained", {})),
         costs={key: attack.by_class for key, attack in report.attacks.items() if attack.by_class},
         severities=_severities(report),
         corrupted=_corrupted(report),
@@ -139,6 +141,31 @@ def comparison_page(
         links=_checked(links or {}, comparison),
         panels=_comparison_panels(comparison),
         coloured=COLOURED_MODELS,
+    )
+
+
+def site_page(board: Leaderboard, *, title: str, links: Sequence[str]) -> str:
+    """A whole document: every entry of a leaderboard. ``links``: the relative addresses of the runs' reports."""
+    shown = {
+        "Data set": list(dict.fromkeys(entry.dataset for entry in board.entries)),
+        "Threat": list(dict.fromkeys(entry.threat for entry in board.entries)),
+        "Architecture": list(dict.fromkeys(entry.architecture for entry in board.entries)),
+        "Method": list(dict.fromkeys(entry.method for entry in board.entries)),
+        "Result": list(dict.fromkeys(entry.result for entry in board.entries)),
+    }
+    results = shown["Result"]
+    fields = ("dataset", "threat", "architecture", "method", "result")
+    return _render(
+        "site.html",
+        board=board,
+        title=title,
+        links=[_relative(href) for href in links],
+        filters=shown,
+        chosen=WORST_CASE if WORST_CASE in results else results[0] if results else "",
+        rows=[
+            (entry, [shown[name].index(getattr(entry, field)) for name, field in zip(shown, fields, strict=True)])
+            for entry in board.entries
+        ],
     )
 
 
@@ -527,13 +554,17 @@ _sentences, _unpaired = story.comparison_sentences, story.unpaired
 
 def _checked(links: Mapping[str, str], comparison: Comparison) -> dict[str, str]:
     """Links stay relative: a page of ours points at nothing outside its own directory tree."""
-    for model, href in links.items():
+    for model in links:
         if model not in comparison.models:
             raise unknown("model", model, comparison.models)
-        parts = urlsplit(href)
-        if parts.scheme or parts.netloc:
-            raise InputError(f"the link of {model!r} must be a relative path, got {href!r}")
-    return dict(links)
+    return {model: _relative(href) for model, href in links.items()}
+
+
+def _relative(href: str) -> str:
+    parts = urlsplit(href)
+    if parts.scheme or parts.netloc:
+        raise InputError(f"a link must be a relative path, got {href!r}")
+    return href
 
 
 # Templates

@@ -1,5 +1,5 @@
 "use strict";
-// Sorts tables by the buttons in their heads, and copies texts. Without it the page shows the same.
+// Sorts tables by the buttons in their heads, copies texts, and filters a leaderboard. Without it the page shows the same.
 for (const button of document.querySelectorAll("button.sort")) {
   button.addEventListener("click", () => {
     const head = button.closest("th"), body = head.closest("table").tBodies[0];
@@ -31,3 +31,15 @@ for (const button of document.querySelectorAll("button.copy")) {
     setTimeout(() => { button.textContent = "Copy"; }, 2000);
   });
 }
+const filters = [...document.querySelectorAll("select.filter")];
+function filter() {
+  let left = 0;
+  for (const row of document.querySelectorAll("tr.entry")) {
+    const places = row.dataset.f.split(" ");
+    row.hidden = filters.some((one) => one.value !== "" && places[one.dataset.column] !== one.value);
+    left += !row.hidden;
+  }
+  document.getElementById("count").textContent = left === 1 ? "1 entry" : `${left} entries`;
+}
+for (const one of filters) one.addEventListener("change", filter);
+if (filters.length) filter();

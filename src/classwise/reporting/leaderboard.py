@@ -1,0 +1,243 @@
+"""Many runs in one table: models by what they hold on average and in their worst class, seeds merged.
+
+Runs of one recipe that differ in the seed alone are one entry, with the mean and the standard deviation over the seeds.
+Entries are comparable where data set, examples, threat and result are the same; rho is against the baseline of those.
+"""
+
+# K classes
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from classwise.errors import InputError
+from classwise.files import digest_json
+from classwise.metrics import rho
+from classwise.reporting.part import Part
+from classwise.reporting.report import ClassReport, Result, load_report
+from classwise.verdicts import NATURAL, WORST_CASE
+
+BASELINE = "trades"
+UNKNOWN = "–"
+
+
+class Spread(Part):
+    """A value over the seeds."""
+
+    value: float | None
+    """The mean."""
+    sd: float | None
+    """Over the seeds; null where there is one."""
+    low: float | None = None
+    high: float | None = None
+    """The interval of a single run."""
+
+
+class Entry(Part):
+    """One model, or the seeds of one, under one attack."""
+
+    model: str
+    architecture: str
+    method: str
+    dataset: str
+    n: int
+    threat: str
+    result: str
+    settings: str
+    """Of the attack."""
+    seeds: list[int | None]
+    average: Spread
+    worst: Spread
+    worst_classes: list[str]
+    """Of each seed, without repetition."""
+    cv: Spread
+    mcd: Spread
+    rho: float | None
+    baseline: bool
+    runs: list[int]
+    """Which runs it is made of, by their numbers."""
+
+
+class Leaderboard(Part):
+    """Entries from the highest worst class down."""
+
+    schema_: Literal["classwise/leaderboard/1"] = Field("classwise/leaderboard/1", alias="schema")
+    baseline: str
+    entries: list[Entry]
+
+
+def find_runs(places: Sequence[str | Path]) -> list[Path]:
+    """Run directories with a report, in these places or anywhere below them, each once and in order."""
+    found: dict[Path, None] = {}
+    for place in map(Path, places):
+        if not place.exists():
+            raise InputError(f"no such directory: {place}")
+        here = sorted(file.parent for file in place.rglob("report.json"))
+        if not here:
+            raise InputError(f"{place} holds no report.json: evaluate a model first")
+        found |= dict.fromkeys(path.resolve() for path in here)
+    return list(found)
+
+
+def leaderboard(reports: Sequence[ClassReport], *, baseline: str = BASELINE) -> Leaderboard:
+    """All results of all reports. ``baseline``: the method that rho is against."""
+    groups: dict[str, list[int]] = {}
+    for number, report in enumerate(reports):
+        groups.setdefault(_same_but_for_the_seed(report, number), []).append(number)
+    entries = [
+        _entry(key, [reports[number] for number in numbers], numbers)
+        for numbers in groups.values()
+        for key in reports[numbers[0]].results
+    ]
+    entries = [_against(entry, entries, baseline) for entry in entries]
+    entries.sort(key=lambda entry: (-(entry.worst.value or 0.0), -(entry.average.value or 0.0), entry.model))
+    return Leaderboard(baseline=baseline, entries=entries)
+
+
+def load_all(runs: Sequence[Path]) -> list[ClassReport]:
+    """Their reports."""
+    return [load_report(run) for run in runs]
+
+
+def robustbench(reports: Sequence[ClassReport]) -> list[dict[str, Any]]:
+    """One record for each run under the keys of RobustBench's model cards, with the classes beside them.
+
+    ``autoattack_acc`` is there where AutoAttack, or all of it by ``fast``, ran.
+    """
+    return [_card(report) for report in reports]
+
+
+def _card(report: ClassReport) -> dict[str, Any]:
+    trained, strongest = _trained(report), report[report.strongest]
+    judged = [key for key in ("autoattack", "fast") if key in report.results]
+    return {
+        "name": model_name(report),
+        "architecture": _architecture(report),
+        "dataset": report.dataset.name,
+        "threat_model": report.threat.norm,
+        "eps": report.threat.eps_text,
+        "clean_acc": report[NATURAL].overall.value,
+        **({"autoattack_acc": report[judged[0]].overall.value} if judged else {}),
+        "classwise": {
+            "method": _method(trained),
+            "attack": {key: info.spec for key, info in report.attacks.items()},
+            "robust_acc": strongest.overall.value,
+            "worst_class": None if strongest.worst is None else strongest.worst.name,
+            "worst_class_acc": None if strongest.worst is None else strongest.worst.value,
+            "worst_class_interval": None if strongest.worst is None else [strongest.worst.low, strongest.worst.high],
+            "class_acc": {part.name: part.value for part in strongest.by_class},
+            "clean_class_acc": {part.name: part.value for part in report[NATURAL].by_class},
+            "cv": strongest.cv,
+            "mcd": strongest.mcd,
+            "n": report.dataset.n,
+            "findings": [finding.code for finding in report.sanity.findings],
+        },
+    }
+
+
+def _entry(key: str, reports: list[ClassReport], runs: list[int]) -> Entry:
+    first, results = reports[0], [report[key] for report in reports]
+    trained = _trained(first)
+    single: Result | None = results[0] if len(results) == 1 else None
+    worst = [result.worst for result in results if result.worst is not None]
+    return Entry(
+        model=model_name(first),
+        architecture=_architecture(first),
+        method=_method(trained),
+        dataset=f"{first.dataset.name}/{first.dataset.split}",
+        n=first.dataset.n,
+        threat=f"{first.threat.norm} {first.threat.eps_text}",
+        result=key,
+        settings=first.attacks[key].spec
+        if key in first.attacks
+        else " + ".join(_specs(first))
+        if key == WORST_CASE
+        else "",
+        seeds=[_trained(report).get("seed") for report in reports],
+        average=_spread([result.overall.value for result in results], single and single.overall),
+        worst=_spread([one.value for one in worst], single and single.worst),
+        worst_classes=list(dict.fromkeys(one.name for one in worst)),
+        cv=_spread([result.cv for result in results]),
+        mcd=_spread([result.mcd for result in results]),
+        rho=None,
+        baseline=False,
+        runs=runs,
+    )
+
+
+def _against(entry: Entry, entries: Sequence[Entry], baseline: str) -> Entry:
+    """With its rho against the baseline's entry for the same architecture, data, threat and attack."""
+    if entry.method == baseline:
+        return entry.model_copy(update={"baseline": True})
+    own = _comparable(entry)
+    base = next((other for other in entries if other.method == baseline and _comparable(other) == own), None)
+    values = [part.value for one in (entry, base) if one is not None for part in (one.average, one.worst)]
+    if base is None or any(value is None for value in values):
+        return entry
+    average, worst, base_average, base_worst = (value or 0.0 for value in values)
+    found = rho(average=average, worst=worst, baseline_average=base_average, baseline_worst=base_worst)
+    return entry.model_copy(update={"rho": None if found is None else round(found, 4)})
+
+
+def _comparable(entry: Entry) -> tuple[Any, ...]:
+    return entry.architecture, entry.dataset, entry.n, entry.threat, entry.result, entry.settings
+
+
+def _same_but_for_the_seed(report: ClassReport, number: int) -> str:
+    trained = {name: value for name, value in _trained(report).items() if name != "seed"}
+    if not trained:
+        return str(number)
+    return digest_json([trained, report.dataset.digest, report.dataset.n, report.threat.eps_text, _specs(report)])
+
+
+def _specs(report: ClassReport) -> list[str]:
+    return [info.spec for info in report.attacks.values()]
+
+
+def model_name(report: ClassReport) -> str:
+    """The recipe it was trained by, else its weights, else what it is called."""
+    trained = _trained(report)
+    if "name" in trained:
+        return str(trained["name"])
+    weights = report.model.get("weights")
+    return str(report.model.get("name", "model")) if weights is None else Path(str(weights)).stem
+
+
+def _architecture(report: ClassReport) -> str:
+    trained = _trained(report)
+    if "model" in trained:
+        return str(trained["model"])
+    return str(report.model.get("spec", UNKNOWN)) if "weights" in report.model else UNKNOWN
+
+
+def _method(trained: Mapping[str, Any]) -> str:
+    """Objective and policy: ``trades + wat``; an even policy goes without saying."""
+    if not trained:
+        return UNKNOWN
+    parts = [_name(trained.get(part)) for part in ("objective", "policy")]
+    return " + ".join(part for part in parts if part not in ("", "uniform")) or UNKNOWN
+
+
+def _name(part: Any) -> str:
+    return str(part.get("name", "")) if isinstance(part, Mapping) else str(part or "")
+
+
+def _trained(report: ClassReport) -> Mapping[str, Any]:
+    """How the model was trained, where the report says so."""
+    found = report.model.get("trained")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _spread(values: Sequence[float | None], single: Any = None) -> Spread:
+    known = [value for value in values if value is not None]
+    return Spread(
+        value=round(statistics.fmean(known), 4) if known else None,
+        sd=round(statistics.stdev(known), 4) if len(known) > 1 else None,
+        low=None if single is None else single.low,
+        high=None if single is None else single.high,
+    )

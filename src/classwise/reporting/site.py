@@ -1,0 +1,30 @@
+"""A leaderboard as files: a page, the report of every run, and the numbers as JSON. Any static server will do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from classwise.files import write_json, write_text
+from classwise.progress import SILENT, Progress
+from classwise.reporting.leaderboard import BASELINE, Leaderboard, leaderboard, load_all, robustbench
+from classwise.reporting.pages import report_page, site_page
+
+
+def write_site(
+    runs: Sequence[Path], out: Path, *, title: str, baseline: str = BASELINE, progress: Progress = SILENT
+) -> Leaderboard:
+    """Write everything into ``out``. Pages are named by number: a run's name may hold anything."""
+    reports = load_all(runs)
+    board = leaderboard(reports, baseline=baseline)
+    links = [f"runs/{number:04d}.html" for number in range(len(reports))]
+    progress.start("pages", len(reports))
+    for link, report in zip(links, reports, strict=True):
+        (out / link).parent.mkdir(parents=True, exist_ok=True)
+        write_text(out / link, report_page(report))
+        progress.advance()
+    progress.finish()
+    write_json(out / "leaderboard.json", board.model_dump(mode="json", by_alias=True))
+    write_json(out / "robustbench.json", robustbench(reports))
+    write_text(out / "index.html", site_page(board, title=title, links=links))
+    return board
