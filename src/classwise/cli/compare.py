@@ -11,6 +11,7 @@ from classwise.cli.console import estimate, guarded, number, say, say_json, tabl
 from classwise.errors import InputError
 from classwise.reporting import Comparison
 from classwise.reporting import compare as compare_reports
+from classwise.reporting.paper_figures import save_figures
 from classwise.reporting.story import comparison_sentences
 
 
@@ -18,6 +19,7 @@ from classwise.reporting.story import comparison_sentences
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories; the first is the baseline.")],
     out: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Draw the charts as SVG and PNG into this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Compare runs with the first of them: average, worst class, CV, MCD, rho, paired tests."""
@@ -26,6 +28,8 @@ def compare(
     comparison = compare_reports(*runs)
     if out is not None:
         comparison.to_html(out)
+    if figures is not None:
+        save_figures(comparison, figures)
     if as_json:
         say_json(comparison.model_dump(mode="json", by_alias=True))
         return

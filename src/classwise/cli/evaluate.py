@@ -11,6 +11,7 @@ from classwise.cli.console import ConsoleProgress, estimate, guarded, number, sa
 from classwise.reporting import ClassReport
 from classwise.reporting.corruptions import Corruptions
 from classwise.reporting.effort import StageInfo
+from classwise.reporting.paper_figures import require, save_figures
 from classwise.reporting.story import WHOM, allocation_sentence, audit_sentence
 
 
@@ -49,11 +50,14 @@ def evaluate(
         float | None, typer.Option(help="Stop when the worst class is known to so many points, as 2. [default: never]")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
+    figures: Annotated[Path | None, typer.Option(help="Draw the charts as SVG and PNG into this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Attack a model and report its accuracy class by class, with intervals."""
     import classwise
 
+    if figures is not None:
+        require()
     report = classwise.evaluate(
         model,
         data,
@@ -73,6 +77,8 @@ def evaluate(
         resume=resume,
         progress=ConsoleProgress(),
     )
+    if figures is not None:
+        save_figures(report, figures)
     if as_json:
         say_json(report.model_dump(mode="json", by_alias=True))
     else:

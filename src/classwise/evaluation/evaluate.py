@@ -16,6 +16,7 @@ interrupted evaluation was taken up.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -173,7 +174,8 @@ def run_evaluation(
     )
     weakest = report.worst
     if attacks and weakest is not None:
-        report.keep_examples(work.gallery(weakest.label, parts, classes))
+        with suppress(InputError, torch.OutOfMemoryError):  # verdicts are reached; a page can do without images
+            report.keep_examples(work.gallery(weakest.label, parts, classes))
     if directory is not None:
         verdicts.save(directory.verdicts, fingerprint)
         report.to_json(directory.report)

@@ -73,6 +73,12 @@ def select(values: Sequence[float | None], *, keep: Iterable[int] = ()) -> Selec
     return Selection(weakest=weakest, strongest=strongest, left_out=len(present) - len(weakest) - STRONGEST)
 
 
+def mean(values: Sequence[float | None]) -> float | None:
+    """Of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 def shade(count: int, total: int) -> float:
     """How strongly a cell of the confusion matrix is tinted, from 0 to 1.
 

@@ -462,7 +462,7 @@ def _comparison_panels(comparison: Comparison) -> list[_ComparisonPanel]:
 def _comparison_panel(number: int, key: str, comparison: Comparison) -> _ComparisonPanel:
     rows, classes = comparison[key], comparison.dataset.classes
     worst = [_marked(row.shares, row.worst) for row in rows]
-    means = [_mean([row.shares[label] for row in rows]) for label in range(len(classes))]
+    means = [charts.mean([row.shares[label] for row in rows]) for label in range(len(classes))]
     chosen = charts.select(means, keep=[row.worst.label for row in rows if row.worst])
 
     def group(label: int) -> _ClassGroup:
@@ -536,11 +536,6 @@ def _change_rows(rows: list[Row], classes: list[str], worst: list[set[int]]) -> 
         for label in labels
     ]
     return table, len(classes) - len(labels)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _title(models: Sequence[str]) -> str:
