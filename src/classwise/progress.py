@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """An epoch that a training has finished. Its numbers are on disk when this is told."""
+
+    run: Path
+    """The run directory."""
+    epochs: int
+    """So many the recipe asks for."""
+    classes: Sequence[str]
+    history: Sequence[Mapping[str, Any]]
+    """The records of metrics.jsonl, this epoch's last; after a resumption with those of before."""
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """The record of this epoch."""
+        return self.history[-1]
 
 
 class Progress(Protocol):
@@ -13,6 +34,9 @@ class Progress(Protocol):
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         """Some units are finished."""
+
+    def epoch(self, epoch: Epoch) -> None:
+        """A training has finished an epoch; of several side by side, one of them."""
 
     def finish(self) -> None:
         """The task is over."""
@@ -25,6 +49,9 @@ class Silent(Progress):
         pass
 
     def advance(self, amount: int = 1, note: str = "") -> None:
+        pass
+
+    def epoch(self, epoch: Epoch) -> None:
         pass
 
     def finish(self) -> None:

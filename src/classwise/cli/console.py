@@ -1,4 +1,4 @@
-"""Terminal manners: errors in one line, progress with an estimate on a terminal and plain lines elsewhere."""
+"""Terminal manners: errors in one line, progress as a live view on a terminal and as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from classwise.cli.live import GAP, LiveView, parts
 from classwise.errors import Diverged, InputError
-from classwise.progress import Progress
+from classwise.progress import Epoch, Progress
 from classwise.reporting.estimates import Estimate
 from classwise.reporting.report import Worst
+from classwise.reporting.text import plain
 
 WIDTH = None if sys.stdout.isatty() else 200
 """A file or a pipe has no width that a table should be cut to."""
@@ -39,7 +41,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(*args, **kwargs)
+            with _terminal_restored():
+                return command(*args, **kwargs)
         except InputError as error:
             _complain(f"error: {error}")
             raise typer.Exit(2) from None
@@ -95,42 +98,65 @@ def estimate(part: Estimate | Worst | None) -> str:
 
 
 class ConsoleProgress(Progress):
-    """A bar with an estimate on a terminal; elsewhere a plain line now and then. Always on standard error."""
+    """A live view on a terminal; elsewhere a plain line now and then. Always on standard error."""
+
+    shown: ClassVar[LiveView | None] = None
+    """The view on the terminal; there is room for one."""
 
     def __init__(self) -> None:
-        self.bar: Bar | None = None
         self.task, self.total, self.done = "", 0, 0
-        self.began = self.spoke = 0.0
+        self.began = 0.0
+        self.spoke: dict[Path | None, float] = {}
+        """When a line was last printed, of each run and of the task."""
 
     def start(self, task: str, total: int, done: int = 0) -> None:
-        self.task, self.total, self.done = task, total, done
-        self.began = self.spoke = time.monotonic()
-        if ERR.is_terminal:
-            self.bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-                console=ERR,
-            )
-            self.bar.start()
-            self.bar.add_task(task, total=total, completed=done, note="")
+        self.task, self.total, self.done = plain(task), total, done
+        self.began = time.monotonic()
+        self.spoke = {None: self.began}
+        if ERR.is_interactive:  # a terminal that can move its cursor
+            self.close()
+            ConsoleProgress.shown = LiveView(ERR)
+            ConsoleProgress.shown.add_task(self.task, total=total, completed=done)
+            ConsoleProgress.shown.start()
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self.done += amount
-        if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], advance=amount)
-            if note:
-                self.bar.update(self.bar.task_ids[0], note=note)
-        elif time.monotonic() - self.spoke > (NOTE_SECONDS if note else LINE_SECONDS):
-            self.spoke = time.monotonic()
+        if self.shown is not None:
+            self.shown.advance(self.shown.task_ids[0], amount)
+            self.shown.note = note or self.shown.note
+        else:
+            self._say(None, note)
+
+    def epoch(self, epoch: Epoch) -> None:
+        if self.shown is not None:
+            self.shown.epochs[epoch.run] = epoch
+        else:
+            self._say(epoch.run, GAP.join([plain(epoch.run.name), *(part for _, part in parts(epoch))]))
+
+    def _say(self, whose: Path | None, note: str) -> None:
+        now = time.monotonic()
+        if now - self.spoke.get(whose, self.began) > (NOTE_SECONDS if note else LINE_SECONDS):
+            self.spoke |= {whose: now, None: now}
             ERR.print(Text(f"{self.task}: {self.done}/{self.total}  {note}".rstrip()), soft_wrap=True)
 
     def finish(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
-        elif time.monotonic() - self.began > 2:
+        if self.shown is not None:
+            self.close()
+        elif time.monotonic() - self.began > NOTE_SECONDS:
             ERR.print(Text(f"{self.task}: done in {time.monotonic() - self.began:.0f} s"), soft_wrap=True)
+
+    @classmethod
+    def close(cls) -> None:
+        """Leave the view as it is and give the terminal back."""
+        if cls.shown is not None:
+            cls.shown.stop()
+            cls.shown = None
+
+
+@contextmanager
+def _terminal_restored() -> Iterator[None]:
+    """However a command ends, the cursor is seen again and what is printed then stands beneath the view."""
+    try:
+        yield
+    finally:
+        ConsoleProgress.close()

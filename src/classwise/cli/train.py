@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from classwise.cli.console import ConsoleProgress, guarded, number, say, say_json
+from classwise.reporting.text import plain
 
 if TYPE_CHECKING:
     from classwise.api import Run
@@ -25,6 +26,7 @@ def train(
         str | None, typer.Option(help="Several, as 0,1,2: side by side, into OUT/seed-0 and so on.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ... [default: a GPU where there is one]")] = None,
+    log: Annotated[list[str] | None, typer.Option(help="Also log to tensorboard or mlflow; may be repeated.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
@@ -40,6 +42,7 @@ def train(
         {place: load_recipe(recipe, changes) for place, changes in places.items()},
         device=device,
         resume=resume,
+        loggers=list(dict.fromkeys(log or [])),
         progress=ConsoleProgress(),
     )
     if as_json:
@@ -72,10 +75,11 @@ def _show(run: Run) -> None:
     if best["robust"] is None:
         say(f"epoch {run.outcome.epochs}, the last: nothing was set aside for validation")
     else:
+        worst = best["robust"]["worst"]
         say(
             f"best epoch {run.outcome.best_epoch} of {run.outcome.epochs} by {run.recipe.select} on validation: "
             f"natural {number(best['natural']['overall'])}, under attack {number(best['robust']['overall'])}, worst "
-            f"class {best['robust']['worst']['label']} at {number(best['robust']['worst']['value'])}"
+            f"class {plain(run.classes[worst['label']])} at {number(worst['value'])}"
         )
     following = ["classwise", "evaluate", "--model", str(out), "--data", run.recipe.data.name, "--eps", run.recipe.eps]
     following += [] if run.recipe.norm == "Linf" else ["--norm", run.recipe.norm]

@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 
 from classwise.errors import InputError, unknown
 from classwise.files import atomic, write_text
+from classwise.reporting import story
 from classwise.reporting.comparison import Comparison, Row
 from classwise.reporting.estimates import Estimate
 from classwise.reporting.report import ClassReport, DatasetInfo, Result, ThreatInfo
-from classwise.reporting.story import number
 
 Subject = ClassReport | Comparison
 
@@ -184,6 +184,15 @@ def _measured_on(data: DatasetInfo, threat: ThreatInfo, parts: list[Estimate]) -
     ]
     within = f"; 95% intervals within {number(max(reach))} points" if reach else ""
     return f"{data.name}/{data.split} in percent, {data.n} images, {threat.norm} eps = {threat.eps_text}{within}"
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A number in a table, without a comma between thousands: to many readers that is the decimal sign.
+
+    >>> number(1234.56), number(-0.4), number(None)
+    ('1234.6', '−0.4', '–')
+    """
+    return story.number(value, digits).replace(",", "")
 
 
 def _keys(subject: Subject, key: str | None) -> list[str]:

@@ -26,7 +26,7 @@ from classwise.files import write_json
 from classwise.forward import frozen, logits_of
 from classwise.metrics.counts import Ints
 from classwise.noise import ExampleNoise
-from classwise.progress import Progress
+from classwise.progress import Epoch, Progress
 from classwise.rundir import RunDirectory
 from classwise.training.averaging import FAWA, Average, FAWASettings, WeightAverage
 from classwise.training.checkpoint import load_state, save_state, save_weights
@@ -34,6 +34,7 @@ from classwise.training.compiled import CompiledEngine
 from classwise.training.engine import Engine, Precision
 from classwise.training.guard import Guard, robust_share
 from classwise.training.history import Record, controls_record, summary, write_history
+from classwise.training.loggers import Logger, Loggers
 from classwise.training.optimizers import OptimizerSettings
 from classwise.training.schedules import Schedule
 from classwise.training.selection import Rule, score
@@ -141,14 +142,15 @@ class Job:
     resume: bool
 
 
-def fit(jobs: Sequence[Job], progress: Progress) -> list[Outcome]:
+def fit(jobs: Sequence[Job], progress: Progress, loggers: Sequence[Logger] = ()) -> list[Outcome]:
     """Train side by side: a step of each in turn, every one with random numbers of its own.
 
     On a GPU each has a stream of its own, so that runs which do not fill it share it. What comes out is what each would
-    have come to alone. If one diverges, the others go on; the first to have failed is told at the end.
+    have come to alone. If one diverges, the others go on; the first to have failed is told at the end. Epochs are told
+    between turns, so that whoever listens cannot touch a run's random numbers.
     """
     cuda = list({job.plan.device for job in jobs if job.plan.device.type == "cuda"})
-    with torch.random.fork_rng(devices=cuda):
+    with torch.random.fork_rng(devices=cuda), Loggers(loggers) as log:
         trainings = [_Training(job.plan, job.directory, progress) for job in jobs]
         turns = [_Turn(training, alone=len(jobs) == 1) for training in trainings]
         for turn, job in zip(turns, jobs, strict=True):
@@ -162,7 +164,10 @@ def fit(jobs: Sequence[Job], progress: Progress) -> list[Outcome]:
             for turn, steps in list(going):
                 try:
                     with turn:
-                        next(steps)
+                        epoch = next(steps)
+                    if epoch is not None:
+                        progress.epoch(epoch)
+                        log.epoch(epoch)
                 except (StopIteration, Diverged) as end:
                     going.remove((turn, steps))
                     failures += [end] if isinstance(end, Diverged) else []
@@ -233,8 +238,8 @@ class _Training:
             indices = self.plan.validation.tolist()
             write_json(self.directory.validation, {"seed": self.plan.seed, "indices": indices})
 
-    def run(self) -> Iterator[None]:
-        """Train; stops for a moment after every step."""
+    def run(self) -> Iterator[Epoch | None]:
+        """Train; stops for a moment after every step, and after every epoch with what it came to."""
         while self.epoch < self.plan.epochs and not self.ended:
             yield from self.run_epoch()
         save_weights(self.directory.checkpoints / "last.safetensors", self.engine.result)
@@ -246,7 +251,7 @@ class _Training:
             epochs=self.epoch, best_epoch=self.best[0], best_score=self.best[1], history=self.history, ended=self.ended
         )
 
-    def run_epoch(self) -> Iterator[None]:
+    def run_epoch(self) -> Iterator[Epoch | None]:
         began, warmed = time.perf_counter(), self.engine.warmup
         used = self.controls
         self.batches.sampling = used.sampling
@@ -269,7 +274,7 @@ class _Training:
                 "lr": rate,
                 "loss": loss,
                 "train": summary(train),
-                "validation": (validation := summary(val)),
+                "validation": summary(val),
                 "controls": controls_record(used),
                 "score": value,
                 "best": best,
@@ -283,7 +288,12 @@ class _Training:
         self.watch(val)
         self.save()
         write_history(self.directory.metrics, self.history)
-        self.progress.advance(0, _note(self.epoch, self.plan.epochs, loss, validation))
+        yield Epoch(
+            run=self.directory.path,
+            epochs=self.plan.epochs,
+            classes=self.plan.task.classes,
+            history=tuple(self.history),
+        )
 
     def train_epoch(self) -> Generator[None, None, tuple[ClassStats, float, float]]:
         """One pass over the data: statistics in training mode, mean loss, last learning rate."""
@@ -414,14 +424,3 @@ class _Training:
         self.data_random.set_state(state["random"]["data"])
         self.attack_random.set_state(state["random"]["attack"])
         write_history(self.directory.metrics, self.history)
-
-
-def _note(epoch: int, epochs: int, loss: float, validation: Record) -> str:
-    parts = [f"epoch {epoch}/{epochs}", f"loss {loss:.3f}"]
-    for name in ("natural", "robust"):
-        if validation[name] is not None:
-            parts.append(f"{name} {validation[name]['overall']:.1f}")
-    if validation["robust"] is not None:
-        worst = validation["robust"]["worst"]
-        parts.append(f"worst class {worst['label']} at {worst['value']:.1f}")
-    return "  ".join(parts)

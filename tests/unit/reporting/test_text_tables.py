@@ -195,7 +195,7 @@ def expected_comparison(comparison: Comparison) -> list[list[str]]:
 
 @pytest.mark.parametrize("count", [2, 10, 1000])
 def test_the_numbers_are_those_of_the_report(count: int, tmp_path: Path) -> None:
-    report = make_report([f"class {label}" for label in range(count)], empty=int(count > 2))
+    report = make_report([f"class {label}" for label in range(count)], each=2, empty=int(count > 2))
     expected = expected_report(report)
     assert read_markdown(report.table(format="markdown")) == expected
     assert read_latex(report.table(format="latex")) == expected
@@ -286,7 +286,7 @@ def test_hostile_names(name: str) -> None:
     check_names([name, "cat", f"{name} 2"], (name, f"{name} (2)"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     names=st.lists(
         st.text(max_size=12) | st.text("\\&%$#_{}~^[]*'`<>|\"-=+@!():/. \n\r\tab", max_size=12), min_size=2, max_size=4

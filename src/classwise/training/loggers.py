@@ -1,0 +1,206 @@
+"""Where the numbers of an epoch go besides ``metrics.jsonl``: TensorBoard, MLflow, or an object of one's own.
+
+Loggers change nothing of what is trained. One that fails is warned of once and then left out. After a resumption a
+series goes on behind the last epoch it has, with those it missed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from classwise.errors import InputError, one_line, unknown
+from classwise.files import read_json, write_json
+from classwise.progress import Epoch
+
+
+class Logger(Protocol):
+    """Takes the epochs of a training, or of several side by side; ``epoch.run`` tells which."""
+
+    def epoch(self, epoch: Epoch) -> None:
+        """An epoch is over."""
+
+    def close(self) -> None:
+        """So is the training, however it ended."""
+
+
+class Loggers(AbstractContextManager["Loggers"]):
+    """Several loggers, none of which can end a training."""
+
+    def __init__(self, loggers: Iterable[Logger]) -> None:
+        self.loggers = list(loggers)
+
+    def epoch(self, epoch: Epoch) -> None:
+        """Pass an epoch on."""
+        self._each(lambda logger: logger.epoch(epoch))
+
+    def __exit__(self, *error: object) -> None:
+        self._each(lambda logger: logger.close())
+
+    def _each(self, call: Callable[[Logger], None]) -> None:
+        for logger in list(self.loggers):
+            try:
+                call(logger)
+            except Exception as error:
+                self.loggers.remove(logger)
+                warnings.warn(f"logger {type(logger).__name__} failed and is left out: {one_line(error)}", stacklevel=4)
+
+
+def scalars(record: Mapping[str, Any], classes: Sequence[str]) -> Iterator[tuple[str, float]]:
+    """The numbers of an epoch by name, accuracies on validation; what was not measured is left out.
+
+    >>> robust = {"overall": 40.0, "worst": {"label": 1, "value": 20.0}, "by_class": [60.0, 20.0]}
+    >>> record = {"loss": 0.5, "lr": 0.1, "validation": {"natural": None, "robust": robust}}
+    >>> for name, value in scalars(record, ["ant", "a/b?"]):
+    ...     print(name, value)
+    loss 0.5
+    lr 0.1
+    robust 40.0
+    worst 20.0
+    robust by class/0 ant 60.0
+    robust by class/1 a_b_ 20.0
+    """
+    found: dict[str, float | None] = {"loss": record["loss"], "lr": record["lr"]}
+    natural, robust = record["validation"]["natural"], record["validation"]["robust"]
+    if natural is not None:
+        found["natural"] = natural["overall"]
+    if robust is not None:
+        found |= {"robust": robust["overall"], "worst": robust["worst"]["value"]}
+        found |= {f"robust by class/{label} {_tag(classes[label])}": v for label, v in enumerate(robust["by_class"])}
+    for name, value in found.items():
+        if value is not None and math.isfinite(value):
+            yield name, value
+
+
+def _tag(name: str) -> str:
+    """A class in a name that MLflow takes; its label before it tells apart what then looks the same."""
+    return re.sub(r"[^A-Za-z0-9 _.-]", "_", name)[:80]
+
+
+class _Series:
+    """For each run directory, which epochs were logged."""
+
+    def __init__(self) -> None:
+        self.last: dict[Path, int] = {}
+
+    def missing(self, epoch: Epoch) -> Iterator[Mapping[str, Any]]:
+        """The records that come after the last one logged; they then are."""
+        for record in epoch.history:
+            if record["epoch"] > self.last[epoch.run]:
+                yield record
+                self.last[epoch.run] = record["epoch"]
+
+
+class TensorBoard:
+    """Event files in ``tensorboard/`` of the run directory."""
+
+    def __init__(self) -> None:
+        self.make_writer = _package("tensorboard", "torch.utils.tensorboard").SummaryWriter
+        self.read = _package("tensorboard", "tensorboard.backend.event_processing.event_accumulator").EventAccumulator
+        self.writers: dict[Path, Any] = {}
+        self.series = _Series()
+
+    def epoch(self, epoch: Epoch) -> None:
+        """Write the epochs that are not there yet."""
+        if epoch.run not in self.writers:
+            place = epoch.run / "tensorboard"
+            self.series.last[epoch.run] = self._last(place) if place.is_dir() else 0
+            self.writers[epoch.run] = self.make_writer(str(place))
+        writer = self.writers[epoch.run]
+        for record in self.series.missing(epoch):
+            for name, value in scalars(record, epoch.classes):
+                writer.add_scalar(name, value, record["epoch"])
+        writer.flush()
+
+    def _last(self, place: Path) -> int:
+        events = self.read(str(place)).Reload()
+        return events.Scalars("loss")[-1].step if "loss" in events.Tags()["scalars"] else 0
+
+    def close(self) -> None:
+        """Close the files."""
+        for writer in self.writers.values():
+            writer.close()
+
+
+class MLflow:
+    """A run of MLflow for each run directory, which notes its id in ``mlflow.json``.
+
+    ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME`` say where, as they do for MLflow itself.
+    """
+
+    BATCH = 1000
+    """MLflow takes so many numbers at once."""
+
+    def __init__(self) -> None:
+        self.mlflow = _package("mlflow", "mlflow")
+        self.client: Any = None
+        self.ids: dict[Path, str] = {}
+        self.series = _Series()
+
+    def epoch(self, epoch: Epoch) -> None:
+        """Send the epochs that are not there yet."""
+        self.client = self.client or self.mlflow.MlflowClient()
+        if epoch.run not in self.ids:
+            known = self._open(epoch.run)
+            steps = [metric.step for metric in self.client.get_metric_history(known, "loss")]
+            self.ids[epoch.run], self.series.last[epoch.run] = known, max(steps, default=0)
+        for record in self.series.missing(epoch):
+            now = int(1000 * time.time())
+            found = [
+                self.mlflow.entities.Metric(name, value, now, record["epoch"])
+                for name, value in scalars(record, epoch.classes)
+            ]
+            for start in range(0, len(found), self.BATCH):
+                self.client.log_batch(self.ids[epoch.run], metrics=found[start : start + self.BATCH])
+
+    def _open(self, run: Path) -> str:
+        """The id of the run of before where this store has it, else of a new one."""
+        note = run / "mlflow.json"
+        if note.exists():
+            known = str(read_json(note)["run_id"])
+            try:
+                self.client.update_run(known, status="RUNNING")
+            except self.mlflow.MlflowException:
+                pass  # of another store
+            else:
+                return known
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "classwise")
+        experiment = self.client.get_experiment_by_name(name)
+        place = self.client.create_experiment(name) if experiment is None else experiment.experiment_id
+        made = str(self.client.create_run(place, run_name=run.resolve().name).info.run_id)
+        write_json(note, {"run_id": made})
+        return made
+
+    def close(self) -> None:
+        """Tell the store that the runs are over."""
+        for known in self.ids.values():
+            self.client.set_terminated(known)
+
+
+LOGGERS: dict[str, Callable[[], Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+
+
+def make_loggers(asked: Iterable[str | Logger]) -> list[Logger]:
+    """Loggers by name, or as they are."""
+    found: list[Logger] = []
+    for one in asked:
+        if isinstance(one, str) and one not in LOGGERS:
+            raise unknown("logger", one, LOGGERS)
+        found.append(LOGGERS[one]() if isinstance(one, str) else one)
+    return found
+
+
+def _package(extra: str, module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        hint = f"pip install 'classwise[{extra}]'"
+        raise InputError(f"logging to {extra} needs another package: {hint} ({one_line(error, 120)})") from None
