@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path")
+
+SCREENSHOTS = os.environ.get("SCREENSHOTS")
+"""A folder for what each test last saw."""
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 NATURAL = [86, 92, 72, 64, 78, 71, 87, 85, 89, 87]
@@ -92,6 +97,8 @@ def opened(browser: Browser, request: pytest.FixtureRequest, files: dict[str, Pa
     page.on("request", lambda asking: asked.append(asking.url))
     page.goto(files[options["name"]].as_uri())
     yield page
+    if SCREENSHOTS:
+        page.screenshot(path=Path(SCREENSHOTS) / f"{re.sub(r'[^a-z0-9]+', '-', request.node.name)}.png", full_page=True)
     context.close()
     assert complaints == []
     assert all(url.startswith("file:") for url in asked)

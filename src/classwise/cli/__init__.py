@@ -10,7 +10,7 @@ import typer
 
 import classwise
 from classwise.cli import analyze, bench, check, compare, demo, evaluate, list_, site, study, table, train
-from classwise.cli.console import say
+from classwise.cli.console import complain, say
 
 app = typer.Typer(
     name="classwise",
@@ -51,4 +51,16 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an odd sign is better than no result
-    app()
+    try:
+        code = app(standalone_mode=False)
+    except Exception as error:
+        said = getattr(error, "format_message", None)  # what is wrong with the words of a command
+        if said is None:
+            raise
+        told = str(said())
+        if told.startswith("Usage:"):  # a command without any words
+            say(told)
+        else:
+            complain(f"error: {told}")
+        code = 2
+    sys.exit(code)

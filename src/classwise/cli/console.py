@@ -44,16 +44,16 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             with _terminal_restored():
                 return command(*args, **kwargs)
         except InputError as error:
-            _complain(f"error: {error}")
+            complain(f"error: {error}")
             raise typer.Exit(2) from None
         except OSError as error:
-            _complain(f"error: {error.filename or 'the system'}: {error.strerror or error}")
+            complain(f"error: {error.filename or 'the system'}: {error.strerror or error}")
             raise typer.Exit(2) from None
         except Diverged as error:
-            _complain(f"failed: {error}")
+            complain(f"failed: {error}")
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
-            _complain(
+            complain(
                 "interrupted: what was finished is kept; the same command continues it (train, evaluate: with --resume)"
             )
             raise typer.Exit(130) from None
@@ -61,7 +61,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def _complain(line: str) -> None:
+def complain(line: str) -> None:
+    """What is wrong, in one line on standard error."""
     ERR.print(Text(" ".join(line.split()), style="bold red" if ERR.is_terminal else ""), soft_wrap=True)
 
 
