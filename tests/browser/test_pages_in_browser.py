@@ -170,8 +170,9 @@ def test_a_text_is_copied_or_at_least_selected(opened: Page) -> None:
 def test_the_keyboard_reaches_every_control(opened: Page) -> None:
     """Of a group of radio buttons Tab reaches the one that is on; the arrows do the rest."""
     wanted = opened.evaluate(
-        "[...document.querySelectorAll('button, select, a[href], summary, input:checked:not([hidden]), [tabindex=\"0\"]')]"
-        ".filter((e) => e.checkVisibility()).length"
+        "[...document.querySelectorAll("
+        "'button, select, a[href], summary, input:checked:not([hidden]), [tabindex=\"0\"]'"
+        ")].filter((e) => e.checkVisibility()).length"
     )
     opened.locator("body").click(position={"x": 1, "y": 1})
     reached = set()
