@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import computed_field
+
 from classwise.errors import InputError, unknown
+from classwise.metrics.counts import Ints
+from classwise.metrics.intervals import gap_interval, variance_interval
 from classwise.reporting.comparison import Comparison
 from classwise.reporting.part import Part
 from classwise.reporting.report import ClassReport
 from classwise.reporting.sanity import SEVERITIES
+
+PERCENT = 100.0
+LARGEST_CV = 2500.0
+"""Half of the classes at 0 %, half at 100 %; in percent²."""
+
+Bound = Literal["at least", "at most"]
 
 
 class Check(Part):
     """One demand and whether it holds."""
 
     passed: bool
-    text: str
+    what: str
+    measured: str
+    wanted: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    """What was measured and its 95 % interval, in percent (CV: percent²); of a paired test the change in points."""
+    p_value: float | None = None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def text(self) -> str:
+        """All of it in a sentence."""
+        return f"{self.what}: {self.measured} (wanted: {self.wanted})"
 
 
 def thresholds(
@@ -22,59 +51,171 @@ def thresholds(
     *,
     min_worst: float | None = None,
     min_average: float | None = None,
+    min_class: Sequence[str] = (),
     max_mcd: float | None = None,
+    max_cv: float | None = None,
+    confident: bool = False,
 ) -> list[Check]:
-    """Measured values against limits, in percent. A value that could not be measured fails."""
-    result = report[key]
-    for limit in (min_worst, min_average, max_mcd):
-        if limit is not None and not 0 <= limit <= 100:
-            raise InputError(f"a limit is a percentage from 0 to 100, got {limit}")
+    """Measured values against limits, in percent (CV: percent²). A value that could not be measured fails.
+
+    ``min_class`` holds demands such as ``cat=30``, by name or label.
+
+    ``confident``: the measured value has to keep the limit, and so has the end of its 95 % interval that is nearer to
+    it. A model then passes only where the data show that it is good enough, and never where it fails without. For a
+    named class and the average the interval is Wilson's. For the worst class it is that of the lowest true accuracy,
+    corrected for having picked the lowest; for MCD and CV see ``gap_interval`` and ``variance_interval``. Each limit
+    is decided by itself: a limit that is truly missed passes in about 2.5 % of cases.
+    """
+    demands: list[tuple[_Measure, Bound, float | None, float]] = [
+        (_worst, "at least", min_worst, PERCENT),
+        (_average, "at least", min_average, PERCENT),
+        *((partial(_class, label=label), "at least", limit, PERCENT) for label, limit in _named(report, min_class)),
+        (_mcd, "at most", max_mcd, PERCENT),
+        (_cv, "at most", max_cv, LARGEST_CV),
+    ]
     checks = []
-    if min_worst is not None:
-        worst = result.worst
-        name, value = (worst.name, worst.value) if worst else ("none", None)
-        checks.append(_limit(f"{key}: worst class {name}", value, at_least=min_worst))
-    if min_average is not None:
-        checks.append(_limit(f"{key}: average", result.overall.value, at_least=min_average))
-    if max_mcd is not None:
-        checks.append(_limit(f"{key}: gap between classes", result.mcd, at_most=max_mcd))
+    for measure, sense, limit, largest in demands:
+        if limit is None:
+            continue
+        if not 0 <= limit <= largest:
+            kind = "a percentage" if largest == PERCENT else "a variance in percent²"
+            raise InputError(f"a limit is {kind} from 0 to {largest:g}, got {limit}")
+        checks.append(_judged(key, measure(report, key), sense, limit, confident))
     return checks
 
 
 def no_worse_than(comparison: Comparison, key: str, alpha: float) -> list[Check]:
     """No class, nor the average, of the last model lies significantly below the baseline's.
 
-    The exact McNemar test on the same examples, for the classes corrected by Holm, at error rate ``alpha`` each.
+    The exact McNemar test on the same examples, for the classes corrected by Holm. The tests are two-sided and only
+    losses count, so that two equally good models fail at the average in at most ``alpha / 2`` of cases, at any class
+    in at most ``alpha / 2``, and at all in at most ``alpha``.
     """
     if not 0 < alpha < 1:
         raise InputError(f"alpha must lie between 0 and 1, got {alpha}")
     if not comparison.paired:
         raise InputError("the two runs were not measured on the same examples: no paired test is possible")
+    if key not in comparison.results:
+        both = ", ".join(comparison.results)
+        raise InputError(f"the baseline has no {key!r} of the same attacks: choose with --attack among {both}")
     row = comparison[key][-1]
     assert row.change is not None
-    checks = []
-    for name, change in [("average", row.change), *((f"class {part.name}", part) for part in row.changes)]:
-        worse = change.lost > change.gained and change.p_value < alpha
-        text = f"{key}: {name} {change.points:+.1f} points against the baseline (p = {change.p_value:.2g})"
-        checks.append(Check(passed=not worse, text=text))
-    return checks
+    return [
+        Check(
+            passed=not (change.lost > change.gained and change.p_value < alpha),
+            what=f"{key}: {name}, change",
+            measured=f"{change.points:+.2f} points (p = {change.p_value:.2g})",
+            wanted=f"no loss at alpha = {alpha:g}",
+            value=change.points,
+            p_value=change.p_value,
+        )
+        for name, change in [("average", row.change), *((f"class {part.name}", part) for part in row.changes)]
+    ]
 
 
 def no_findings(report: ClassReport, severity: str) -> list[Check]:
     """Nothing as grave as this, or graver, speaks against the evaluation itself: one failure for each that does."""
     if severity not in SEVERITIES:
         raise unknown("severity", severity, SEVERITIES)
+    wanted = f"no finding of severity {severity} or graver"
     found = report.sanity.at_least(severity)
     if not found:
         unprobed = "" if report.sanity.probes else " (no probes were made)"
-        return [Check(passed=True, text=f"sanity: no finding of severity {severity} or graver{unprobed}")]
-    return [Check(passed=False, text=f"sanity: {one.severity}, {one.code}: {one.text}") for one in found]
+        return [Check(passed=True, what="sanity", measured=f"none{unprobed}", wanted=wanted)]
+    return [
+        Check(passed=False, what=f"sanity: {one.severity}, {one.code}", measured=one.text, wanted=wanted)
+        for one in found
+    ]
 
 
-def _limit(what: str, value: float | None, *, at_least: float | None = None, at_most: float | None = None) -> Check:
-    sign, limit = ("≥", at_least) if at_least is not None else ("≤", at_most)
-    assert limit is not None
-    if value is None:
-        return Check(passed=False, text=f"{what} could not be measured (wanted {sign} {limit:g})")
-    passed = value >= limit if at_least is not None else value <= limit
-    return Check(passed=passed, text=f"{what} at {value:.2f} (wanted {sign} {limit:g})")
+class _Measured(NamedTuple):
+    what: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+_Measure = Callable[[ClassReport, str], _Measured]
+
+
+def _worst(report: ClassReport, key: str) -> _Measured:
+    worst = report[key].worst
+    if worst is None:
+        return _Measured("worst class", None)
+    return _Measured(f"worst class {worst.name}", worst.value, worst.corrected.low, worst.corrected.high)
+
+
+def _average(report: ClassReport, key: str) -> _Measured:
+    overall = report[key].overall
+    return _Measured("average", overall.value, overall.low, overall.high)
+
+
+def _class(report: ClassReport, key: str, label: int) -> _Measured:
+    part = report[key].by_class[label]
+    bounds = (part.low, part.high) if _all_drawn(report) else ()
+    return _Measured(f"class {part.name}", part.value, *bounds)
+
+
+def _mcd(report: ClassReport, key: str) -> _Measured:
+    bounds = gap_interval(*_counts(report, key)) if _all_drawn(report) else None
+    return _Measured("MCD", report[key].mcd, *(PERCENT * bound for bound in bounds or ()))
+
+
+def _cv(report: ClassReport, key: str) -> _Measured:
+    bounds = variance_interval(*_counts(report, key)) if _all_drawn(report) else None
+    return _Measured("CV", report[key].cv, *(PERCENT**2 * bound for bound in bounds or ()))
+
+
+def _all_drawn(report: ClassReport) -> bool:
+    """Classes that were attacked only until the worst was known have no interval: by how much they flatter is open."""
+    return report.allocation is None
+
+
+def _counts(report: ClassReport, key: str) -> tuple[Ints, Ints]:
+    confusion = np.array(report.confusion[key], dtype=np.int64)
+    return confusion.diagonal(), confusion.sum(axis=1)
+
+
+def _judged(key: str, part: _Measured, sense: Bound, limit: float, confident: bool) -> Check:
+    what, value, low, high = part
+    bound = low if sense == "at least" else high
+    if confident and value is not None and bound is None:
+        raise InputError(
+            f"--confident cannot judge {what}: it has no interval for a single class, or after --until-worst-ci"
+        )
+    decisive = [one for one in (value, bound if confident else value) if one is not None]
+    interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+    return Check(
+        passed=bool(decisive) and all(one >= limit if sense == "at least" else one <= limit for one in decisive),
+        what=f"{key}: {what}",
+        measured="not measured" if value is None else f"{value:.2f}{interval}",
+        wanted=f"{sense} {limit:g}{' with 95% confidence' if confident else ''}",
+        value=value,
+        low=low,
+        high=high,
+    )
+
+
+def _named(report: ClassReport, demands: Sequence[str]) -> list[tuple[int, float]]:
+    """Labels and limits from texts such as ``cat=30``. A name goes before a label that reads the same."""
+    classes = report.dataset.classes
+    found = []
+    for demand in demands:
+        name, equals, text = demand.rpartition("=")
+        try:
+            limit = float(text)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise InputError(f"a demand on a class is written name=percent, as cat=30, got {demand!r}")
+        labels = [label for label, known in enumerate(classes) if known == name]
+        if not labels and name.isdecimal() and int(name) < len(classes):
+            labels = [int(name)]
+        if len(labels) > 1:
+            raise InputError(f"{len(labels)} classes are named {name!r}: give one of the labels {labels}")
+        if not labels:
+            close = difflib.get_close_matches(name, classes, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise InputError(f"unknown class {name!r}: {hint}(a name, or a label from 0 to {len(classes) - 1})")
+        found.append((labels[0], limit))
+    return found
