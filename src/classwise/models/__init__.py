@@ -11,41 +11,72 @@ from collections.abc import Callable
 
 from torch import nn
 
+from classwise.models.densenet import DenseNet, densenet121, densenet169
 from classwise.models.hypersphere import HypersphereHead, with_choice_of_head, with_hypersphere
+from classwise.models.inception import GoogLeNet, InceptionV3, googlenet, inception_v3
+from classwise.models.lenet import LeNet, lenet
+from classwise.models.mobilenet import MobileNetV2, mobilenet_v2
 from classwise.models.normalize import Normalize, Normalized, normalized
 from classwise.models.preact_resnet import PreActResNet, preact_resnet18
 from classwise.models.resnet import ResNet, resnet18, resnet34, resnet50
 from classwise.models.small import DigitsCNN, SmallCNN, digits_cnn, small_cnn
+from classwise.models.vgg import VGG, vgg16, vgg19
+from classwise.models.vit import ViT, vit
 from classwise.models.wide_resnet import WideResNet, wide_resnet
 
 _FACTORIES: dict[str, Callable[..., nn.Module]] = {
+    "densenet121": densenet121,
+    "densenet169": densenet169,
     "digits-cnn": digits_cnn,
+    "googlenet": googlenet,
+    "inception-v3": inception_v3,
+    "lenet": lenet,
+    "mobilenet-v2": mobilenet_v2,
     "preact-resnet18": preact_resnet18,
     "resnet18": resnet18,
     "resnet34": resnet34,
     "resnet50": resnet50,
     "small-cnn": small_cnn,
+    "vgg16": vgg16,
+    "vgg19": vgg19,
+    "vit": vit,
     "wide-resnet": wide_resnet,
 }
 MODELS = {name: with_choice_of_head(factory) for name, factory in _FACTORIES.items()}
 
 __all__ = [
     "MODELS",
+    "VGG",
+    "DenseNet",
     "DigitsCNN",
+    "GoogLeNet",
     "HypersphereHead",
+    "InceptionV3",
+    "LeNet",
+    "MobileNetV2",
     "Normalize",
     "Normalized",
     "PreActResNet",
     "ResNet",
     "SmallCNN",
+    "ViT",
     "WideResNet",
+    "densenet121",
+    "densenet169",
     "digits_cnn",
+    "googlenet",
+    "inception_v3",
+    "lenet",
+    "mobilenet_v2",
     "normalized",
     "preact_resnet18",
     "resnet18",
     "resnet34",
     "resnet50",
     "small_cnn",
+    "vgg16",
+    "vgg19",
+    "vit",
     "wide_resnet",
     "with_hypersphere",
 ]

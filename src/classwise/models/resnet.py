@@ -1,11 +1,15 @@
-"""ResNet with the stem for small images: a 3x3 convolution and no max-pool.
+"""ResNet with a stem for small images, a 3x3 convolution and no max-pool, or with that of the paper.
 
 He et al., Deep Residual Learning for Image Recognition (CVPR 2016). State-dict names as in the CIFAR code
 that TRADES and most papers of the field use: ``conv1, bn1, layer1.0.conv1, ..., layer2.0.shortcut.0, ...,
 linear``.
 
-Deviations: the pooling before the head averages over the whole map, whatever its size; on 32x32 images
-this is the original's 4x4 average.
+11,173,962 (18), 21,282,122 (34) and 23,520,842 (50) parameters for ten classes, as that code has. With
+``stem=imagenet`` and a thousand classes: 11,689,512, 21,797,672 and 25,557,032, as torchvision has.
+
+Deviations: the stem, unless it is ``imagenet``: 7x7 with stride 2, then a max-pool of 3x3 with stride 2;
+the pooling before the head averages over the whole map, whatever its size; on 32x32 images with the small stem this
+is the CIFAR code's 4x4 average. In the bottleneck the stride is on the 3x3 convolution, as in later code.
 """
 
 # B batch, K classes, C channels
@@ -13,13 +17,16 @@ this is the original's 4x4 average.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from classwise.models.normalize import with_normalization
 from classwise.models.settings import Count, Normalization
+
+Stem = Literal["small", "imagenet"]
+"""What comes before the first block: small images keep their size, large ones are reduced to a quarter."""
 
 
 class BasicBlock(nn.Module):
@@ -73,10 +80,13 @@ class ResNet(nn.Module):
         *,
         num_classes: int = 10,
         in_channels: int = 3,
+        stem: Stem = "small",
     ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, 64, 3, padding=1, bias=False)
+        kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
+        self.conv1 = nn.Conv2d(in_channels, 64, kernel, stride=stride, padding=kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
+        self.pool = nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else None
         self.layer1 = _stage(block, 64, 64, blocks[0], 1)
         self.layer2 = _stage(block, 64 * block.expansion, 128, blocks[1], 2)
         self.layer3 = _stage(block, 128 * block.expansion, 256, blocks[2], 2)
@@ -85,6 +95,8 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) -> (B, K)
         out = F.relu(self.bn1(self.conv1(x)))
+        if self.pool is not None:
+            out = self.pool(out)
         out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
         return cast(Tensor, self.linear(out.mean((2, 3))))
 
@@ -104,19 +116,37 @@ def _stage(
     return nn.Sequential(first, *(block(planes * block.expansion, planes, 1) for _ in range(blocks - 1)))
 
 
-def resnet18(*, num_classes: Count = 10, in_channels: Count = 3, normalize: Normalization | None = None) -> nn.Module:
-    """ResNet-18 for small images."""
-    model = ResNet(BasicBlock, (2, 2, 2, 2), num_classes=num_classes, in_channels=in_channels)
+def resnet18(
+    *,
+    num_classes: Count = 10,
+    in_channels: Count = 3,
+    stem: Stem = "small",
+    normalize: Normalization | None = None,
+) -> nn.Module:
+    """ResNet-18 for small images, or with the stem of the paper."""
+    model = ResNet(BasicBlock, (2, 2, 2, 2), num_classes=num_classes, in_channels=in_channels, stem=stem)
     return with_normalization(model, normalize, in_channels)
 
 
-def resnet34(*, num_classes: Count = 10, in_channels: Count = 3, normalize: Normalization | None = None) -> nn.Module:
-    """ResNet-34 for small images."""
-    model = ResNet(BasicBlock, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels)
+def resnet34(
+    *,
+    num_classes: Count = 10,
+    in_channels: Count = 3,
+    stem: Stem = "small",
+    normalize: Normalization | None = None,
+) -> nn.Module:
+    """ResNet-34 for small images, or with the stem of the paper."""
+    model = ResNet(BasicBlock, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels, stem=stem)
     return with_normalization(model, normalize, in_channels)
 
 
-def resnet50(*, num_classes: Count = 10, in_channels: Count = 3, normalize: Normalization | None = None) -> nn.Module:
-    """ResNet-50 for small images."""
-    model = ResNet(Bottleneck, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels)
+def resnet50(
+    *,
+    num_classes: Count = 10,
+    in_channels: Count = 3,
+    stem: Stem = "small",
+    normalize: Normalization | None = None,
+) -> nn.Module:
+    """ResNet-50 for small images, or with the stem of the paper."""
+    model = ResNet(Bottleneck, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels, stem=stem)
     return with_normalization(model, normalize, in_channels)

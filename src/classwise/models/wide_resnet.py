@@ -3,6 +3,10 @@
 Zagoruyko and Komodakis, Wide Residual Networks (BMVC 2016). State-dict names as in the code of TRADES
 (Zhang et al., ICML 2019): ``conv1, block1.layer.0.bn1, ..., block1.layer.0.convShortcut, ..., bn1, fc``.
 
+36,479,194 (28-10) and 46,160,474 (34-10) parameters for ten classes. The paper counts 6n + 4 layers, three of them in
+shortcuts; Madry et al. (ICLR 2018) and those who follow them count 6n + 2, so that their WRN-32-10 has the blocks of
+WRN-34-10. Either depth is taken.
+
 Deviations: the original builds a ``sub_block1`` that its forward pass never uses; it is left out here,
 and the loader passes over it in checkpoints. The pooling before the head averages over the whole map,
 whatever its size; on 32x32 images this is the original's 8x8 average.
@@ -64,7 +68,7 @@ class WideStage(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """Three stages of (depth - 4) / 6 blocks with 16, 32 and 64 times ``width`` planes."""
+    """Three stages of (depth - 4) / 6 blocks, rounded up, with 16, 32 and 64 times ``width`` planes."""
 
     def __init__(
         self,
@@ -76,9 +80,9 @@ class WideResNet(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        blocks, rest = divmod(depth - 4, 6)
-        if rest or blocks < 1:
-            raise InputError(f"wide-resnet: depth={depth}: expected 6n + 4, as in 10, 16, 22, 28, 34, 40, 70")
+        blocks, uncounted = divmod(depth - 2, 6)
+        if uncounted not in (0, 2) or blocks < 1:
+            raise InputError(f"wide-resnet: depth={depth}: expected 6n + 4, as in 28, 34, 70, or 6n + 2, as in 32")
         planes = (16, 16 * width, 32 * width, 64 * width)
         self.conv1 = nn.Conv2d(in_channels, planes[0], 3, padding=1, bias=False)
         self.block1 = WideStage(blocks, planes[0], planes[1], 1, dropout)
@@ -107,6 +111,6 @@ def wide_resnet(
     dropout: Probability = 0.0,
     normalize: Normalization | None = None,
 ) -> nn.Module:
-    """Wide ResNet of any depth 6n + 4: WRN-34-10 is depth=34, width=10."""
+    """Wide ResNet of any depth 6n + 4 (or 6n + 2): WRN-34-10 is depth=34, width=10."""
     model = WideResNet(depth=depth, width=width, num_classes=num_classes, in_channels=in_channels, dropout=dropout)
     return with_normalization(model, normalize, in_channels)

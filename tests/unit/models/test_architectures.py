@@ -23,6 +23,7 @@ from classwise.models.wide_resnet import WideBlock, WideResNet
 SETTINGS = {"wide-resnet": "depth=10,width=1"}  # the default is too large to run in a unit test
 IMAGES = {
     "digits-cnn": (1, 8),
+    "lenet": (1, 28),
     "small-cnn": (1, 28),
 }  # channels and size; the others take 3 channels, any size
 

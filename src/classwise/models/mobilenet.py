@@ -1,0 +1,92 @@
+"""MobileNetV2 as the CIFAR community builds it.
+
+Sandler et al., MobileNetV2: Inverted Residuals and Linear Bottlenecks (CVPR 2018), tables 1 and 2. State-dict names as
+in the widespread CIFAR code: ``conv1, bn1, layers.0.conv1, ..., layers.0.shortcut.0, ..., conv2, bn2, linear``.
+
+2,296,922 parameters for ten classes, as that code has: the 2,236,682 of torchvision's layers with ten classes
+(3,504,872 with a thousand), 59,152 in four shortcuts and 1,088 in the expansion of the first block.
+
+Deviations, all as in the CIFAR code, so that its checkpoints compute here what they computed there: stride 1 in the
+stem and in the first block of 24 planes; ReLU for ReLU6, whose gradient also vanishes above 6; where a block keeps the
+size but not the number of planes, its shortcut is a 1x1 convolution with batch norm (the paper has none); the first
+block has an expansion too, by the factor 1. No dropout.
+"""
+
+# B batch, K classes, C channels
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from classwise.models.initial import he_normal
+from classwise.models.normalize import with_normalization
+from classwise.models.settings import Count, Normalization
+
+ROWS = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 1),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+"""Table 2: expansion, planes, blocks and the stride of the first of them."""
+
+
+class InvertedResidual(nn.Module):
+    """Expand by a 1x1 convolution, filter each plane by 3x3, project by a 1x1 convolution without ReLU."""
+
+    def __init__(self, in_planes: int, planes: int, expansion: int, stride: int) -> None:
+        super().__init__()
+        wide = expansion * in_planes
+        self.conv1 = nn.Conv2d(in_planes, wide, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(wide)
+        self.conv2 = nn.Conv2d(wide, wide, 3, stride=stride, padding=1, groups=wide, bias=False)
+        self.bn2 = nn.BatchNorm2d(wide)
+        self.conv3 = nn.Conv2d(wide, planes, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(planes)
+        self.shortcut: nn.Sequential | None = None
+        if stride == 1:
+            changed = [nn.Conv2d(in_planes, planes, 1, bias=False), nn.BatchNorm2d(planes)]
+            self.shortcut = nn.Sequential(*(changed if in_planes != planes else []))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = F.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        return cast(Tensor, out if self.shortcut is None else out + self.shortcut(x))
+
+
+class MobileNetV2(nn.Module):
+    """A 3x3 convolution, seventeen inverted residuals, a 1x1 convolution to 1,280 planes."""
+
+    def __init__(self, *, num_classes: int = 10, in_channels: int = 3) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, 32, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(32)
+        self.layers = nn.Sequential()
+        before = 32
+        for expansion, planes, blocks, stride in ROWS:
+            for number in range(blocks):
+                self.layers.append(InvertedResidual(before, planes, expansion, stride if number == 0 else 1))
+                before = planes
+        self.conv2 = nn.Conv2d(before, 1280, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(1280)
+        self.linear = nn.Linear(1280, num_classes)
+        he_normal(self)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) -> (B, K)
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = F.relu(self.bn2(self.conv2(self.layers(out))))
+        return cast(Tensor, self.linear(out.mean((2, 3))))
+
+
+def mobilenet_v2(
+    *, num_classes: Count = 10, in_channels: Count = 3, normalize: Normalization | None = None
+) -> nn.Module:
+    """MobileNetV2 for small images."""
+    return with_normalization(MobileNetV2(num_classes=num_classes, in_channels=in_channels), normalize, in_channels)
