@@ -180,6 +180,7 @@ def on_terminal(arguments: list[str], *, columns: int, interrupt_at: str | None 
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     before = termios.tcgetattr(slave)
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored, and so inherited
     process = subprocess.Popen(
         [sys.executable, "-m", "classwise", *arguments],
         stdin=slave,
@@ -187,6 +188,7 @@ def on_terminal(arguments: list[str], *, columns: int, interrupt_at: str | None 
         stderr=slave,
         env={**environment, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"},
     )
+    signal.signal(signal.SIGINT, ours)
     text, deadline = b"", time.monotonic() + 120
     while time.monotonic() < deadline:
         readable = select.select([master], [], [], 0.05)[0]
@@ -197,7 +199,10 @@ def on_terminal(arguments: list[str], *, columns: int, interrupt_at: str | None 
         if interrupt_at is not None and interrupt_at in text.decode(errors="replace"):
             process.send_signal(signal.SIGINT)
             interrupt_at = None
-    code, same = process.wait(5), termios.tcgetattr(slave) == before
+    try:
+        code, same = process.wait(5), termios.tcgetattr(slave) == before
+    finally:
+        process.kill()
     with contextlib.suppress(OSError):
         os.close(slave)
         os.close(master)
