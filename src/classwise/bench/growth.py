@@ -26,8 +26,6 @@ from classwise.progress import SILENT, Progress
 from classwise.rundir import hardware, versions
 
 EPS = "8/255"
-WIDTH = 16
-BATCH = 32
 MEMORY_ROUNDS = 3
 
 
@@ -39,19 +37,28 @@ class Size:
     classes: int = 10
     side: int = 32
     steps: int = 5
+    width: int = 16
+    batch: int = 32
 
     def __str__(self) -> str:
         return f"{self.images} images, {self.classes} classes, side {self.side}, {self.steps} steps"
 
 
-BASE = Size()
-SIZES: Mapping[str, Sequence[int]] = {
-    "images": (32, 64, 128, 256),
-    "classes": (10, 100, 1000),
-    "side": (16, 32, 64),
-    "steps": (5, 10, 20, 40),
-}
-"""Which field is varied, over which sizes; the others stay as they are."""
+def base_of(device: torch.device) -> Size:
+    """A size that keeps a device busy: a GPU that waits for work takes as long for little as for much."""
+    return Size() if device.type == "cpu" else Size(images=4096, steps=10, width=64, batch=2048)
+
+
+def sizes_of(base: Size) -> dict[str, list[int]]:
+    """Which field is varied, over which sizes; the others stay as they are."""
+    return {
+        "images": [base.images * times // 2 for times in (1, 2, 4, 8)],
+        "classes": [10, 100, 1000],
+        "side": [16, 32, 64],
+        "steps": [base.steps * times for times in (1, 2, 4, 8)],
+    }
+
+
 WORDS = {
     "images": "number of images",
     "classes": "number of classes",
@@ -63,14 +70,16 @@ WORDS = {
 def bench_growth(
     device: torch.device,
     *,
-    sizes: Mapping[str, Sequence[int]] = SIZES,
-    base: Size = BASE,
+    base: Size | None = None,
+    sizes: Mapping[str, Sequence[int]] | None = None,
     rounds: int = 5,
     clock: Clock | None = None,
     progress: Progress = SILENT,
 ) -> GrowthBench:
     """Measure every size of every quantity, interleaved: first the time, then the memory."""
     check_rounds(rounds)
+    base = base or base_of(device)
+    sizes = sizes or sizes_of(base)
     cases = {name: [replace(base, **{name: size}) for size in several] for name, several in sizes.items()}
     runs = {
         str(case): partial(attack_synthetic, case, *synthetic(case, device))
@@ -91,7 +100,7 @@ def bench_growth(
         versions=versions(),
         rounds=done,
         interrupted=not peaks,
-        attack=f"PGD on a random network of {WIDTH} channels, batches of {BATCH}",
+        attack=f"PGD on a random network of {base.width} channels, batches of {base.batch}",
         base=asdict(base),
         entries=[
             entry(
@@ -145,13 +154,13 @@ def synthetic(size: Size, device: torch.device) -> tuple[nn.Module, Tensor, Tens
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(
-            nn.Conv2d(3, WIDTH, 3, padding=1),
+            nn.Conv2d(3, size.width, 3, padding=1),
             nn.ReLU(),
-            nn.Conv2d(WIDTH, WIDTH, 3, padding=1),
+            nn.Conv2d(size.width, size.width, 3, padding=1),
             nn.ReLU(),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
-            nn.Linear(WIDTH, size.classes),
+            nn.Linear(size.width, size.classes),
         )
         x = torch.rand(size.images, 3, size.side, size.side)
         y = torch.randint(size.classes, (size.images,))
@@ -162,7 +171,7 @@ def attack_synthetic(size: Size, model: nn.Module, x: Tensor, y: Tensor) -> Tens
     """Our PGD, batch by batch."""
     attack = PGD(eps=EPS, steps=size.steps, start="zero")
     return torch.cat(
-        [attack(model, *batch) for batch in zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True)]
+        [attack(model, *some) for some in zip(torch.split(x, size.batch), torch.split(y, size.batch), strict=True)]
     )
 
 

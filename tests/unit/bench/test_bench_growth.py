@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from classwise.bench.growth import SIZES, Size, bench_growth, entry, slope
+from classwise.bench.growth import Size, base_of, bench_growth, entry, sizes_of, slope
 
 
 @settings(max_examples=30)
@@ -93,5 +93,8 @@ def test_every_size_is_run_and_time_is_fitted() -> None:
 
 
 def test_what_is_varied_exists() -> None:
-    assert set(SIZES) == {"images", "classes", "side", "steps"}
-    assert all(getattr(Size(), name) in sizes for name, sizes in SIZES.items())
+    for base in (base_of(torch.device("cpu")), base_of(torch.device("cuda"))):
+        sizes = sizes_of(base)
+        assert set(sizes) == {"images", "classes", "side", "steps"}
+        assert all(getattr(base, name) in several for name, several in sizes.items())
+        assert base.images // 2 >= base.batch  # memory is that of a full batch
