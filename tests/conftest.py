@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,10 +17,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True, scope="session")
 def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing is read from or written to the user's own cache, and tiny models do not fight for threads."""
+    """Nothing touches the user's own cache, tiny models do not fight for threads, and Ctrl-C reaches what is started."""
     before = os.environ.get("CLASSWISE_CACHE")
     os.environ["CLASSWISE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     torch.set_num_threads(1)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background: so would be the commands it starts
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     if before is None:
         del os.environ["CLASSWISE_CACHE"]

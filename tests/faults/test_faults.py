@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import classwise as cw
 from classwise.cli import app
 from classwise.training.checkpoint import load_state
-from classwise.verdicts import Verdicts
+from classwise.verdicts import PENDING, Verdicts
 
 FACTORY = """
 import torch
@@ -101,7 +101,6 @@ def interrupted(arguments: list[str], appears: Path) -> subprocess.CompletedProc
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )
     deadline = time.monotonic() + 120
     while not appears.exists() and process.poll() is None and time.monotonic() < deadline:
@@ -133,11 +132,12 @@ def test_ctrl_c_in_evaluation_loses_nothing(run: Path, tmp_path: Path) -> None:
         "10",
     ]
     arguments += ["--eps", "0.1", "--device", "cpu", "--out", str(tmp_path / "out")]
-    ended = interrupted(arguments, tmp_path / "out" / "run.json")
+    ended = interrupted(arguments, tmp_path / "out" / "verdicts.parquet")
     assert ended.returncode == 130
     assert "Traceback" not in ended.stderr
     table, _ = Verdicts.load(tmp_path / "out" / "verdicts.parquet")
     assert len(table) == 697
+    assert (table.natural != PENDING).all()
     assert not table.complete
 
 

@@ -118,6 +118,7 @@ class Work:
             self.verdicts.natural[batch] = predict(self.model, self._images(batch)[0])
 
         self._each(NATURAL, self.open & (self.verdicts.natural == PENDING), fill)
+        self.save()  # from here on there is something to continue from
 
     def attack(self, key: str, attack: MeasuredAttack, parts: Parts) -> None:
         """Predictions under one attack, of the examples that are classified correctly when untouched."""
@@ -165,8 +166,8 @@ class Work:
 
         def fill(batch: Ints) -> None:
             began = time.perf_counter()
-            x, y, _ = self._images(batch)
-            x_adv, spent = self._attacked(key, attack, batch)
+            x, y, index = self._images(batch)
+            x_adv, spent = self._attacked(key, attack, x, y, index)
             inside = self.threat.ball(x).contains(x_adv)
             logits = answers(self.model, torch.where(inside[:, None, None, None], x_adv, x))
             column[batch], margins[batch] = logits.argmax(1).cpu(), margin(y)(logits).cpu()
@@ -176,9 +177,10 @@ class Work:
 
         self._each(key, attacked & (column == PENDING), fill)
 
-    def _attacked(self, key: str, attack: MeasuredAttack, rows: Ints) -> tuple[Tensor, Effort]:
+    def _attacked(
+        self, key: str, attack: MeasuredAttack, x: Tensor, y: Tensor, index: Tensor
+    ) -> tuple[Tensor, Effort]:
         """Some examples under an attack, the same whenever it is asked for, and what it cost."""
-        x, y, index = self._images(rows)
         stream = int(digest(str(self.seed), repr(attack))[:15], 16)
         searcher = self.searcher if isinstance(attack, BallAttack) else self.model
         with blamed_on_the_model(f"under {key}"), self._audible(searcher):
@@ -200,7 +202,7 @@ class Work:
             if not len(rows):
                 continue
             x, y, index = self._images(rows)
-            x_adv, _ = self._attacked(unit, attack, rows)
+            x_adv, _ = self._attacked(unit, attack, x, y, index)
             before, after = answers(self.model, x), answers(self.model, x_adv)
             tried = Tried.each(index, y, x, x_adv, before, after, self.threat.norm)
             found += [Broken(**one.facts(classes, amplify), attack=unit) for one in tried]

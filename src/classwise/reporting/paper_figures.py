@@ -190,8 +190,8 @@ def _radar(rows: Sequence[Row], classes: list[str]) -> Figure | None:
 
 def _confusion(report: ClassReport, key: str) -> Figure:
     """Percent of the row, superclasses together."""
-    classes, groups = report.dataset.classes, list(report.dataset.superclasses.values())
-    order = [label for group in groups for label in group] or list(range(len(classes)))
+    classes, groups = report.dataset.classes, report.dataset.together
+    order = [label for group in groups for label in group]
     rows = [[report.confusion[key][true][predicted] for predicted in order] for true in order]
     shares = [[100 * count / max(1, sum(row)) for count in row] for row in rows]
     figure, axes = _new(max(2.4, 0.3 * len(order) + 1.2))

@@ -110,6 +110,11 @@ class DatasetInfo(Part):
     superclasses: dict[str, list[int]] = Field(default_factory=dict)
     """Labels that belong together, where that is known; each class is in one."""
 
+    @property
+    def together(self) -> list[list[int]]:
+        """All labels, those of one superclass beside each other; one group of all where no superclass is known."""
+        return list(self.superclasses.values()) or [list(range(len(self.classes)))]
+
 
 class ThreatInfo(Part):
     """What the attacker was allowed."""

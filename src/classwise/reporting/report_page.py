@@ -179,10 +179,10 @@ class _Confusion:
 
 def _confusions(report: ClassReport) -> list[_Confusion]:
     """All matrices, the strongest first; none where there are too many classes to be read."""
-    classes, groups = report.dataset.classes, list(report.dataset.superclasses.values())
+    classes, groups = report.dataset.classes, report.dataset.together
     if len(classes) > charts.MANY_CLASSES:
         return []
-    order = [label for group in groups for label in group] or list(range(len(classes)))
+    order = [label for group in groups for label in group]
     apart = {group[0] for group in groups[1:]}
     keys = sorted(report.confusion, key=lambda key: key != report.strongest)
     return [_confusion(number, key, report.confusion[key], classes, order, apart) for number, key in enumerate(keys)]

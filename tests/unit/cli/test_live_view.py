@@ -180,7 +180,6 @@ def on_terminal(arguments: list[str], *, columns: int, interrupt_at: str | None 
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     before = termios.tcgetattr(slave)
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored, and so inherited
     process = subprocess.Popen(
         [sys.executable, "-m", "classwise", *arguments],
         stdin=slave,
@@ -188,7 +187,6 @@ def on_terminal(arguments: list[str], *, columns: int, interrupt_at: str | None 
         stderr=slave,
         env={**environment, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"},
     )
-    signal.signal(signal.SIGINT, ours)
     text, deadline = b"", time.monotonic() + 120
     while time.monotonic() < deadline:
         readable = select.select([master], [], [], 0.05)[0]
