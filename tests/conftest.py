@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True, scope="session")
 def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing touches the user's own cache, tiny models do not fight for threads, and Ctrl-C reaches what is started."""
+    """Nothing touches the user's own cache, tiny models do not fight for threads, Ctrl-C reaches what is started."""
     before = os.environ.get("CLASSWISE_CACHE")
     os.environ["CLASSWISE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     torch.set_num_threads(1)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,30 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically. NaN is refused: an absent number is null."""
-    write_text(path, json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    write_text(path, json_text(value) + "\n")
+
+
+def json_text(value: Any, margin: str = "\n") -> str:
+    """JSON to be read: an entry a line, but a list of plain values on one, as a row of a matrix.
+
+    >>> print(json_text({"a": [[1, 0], [0, 2]], "b": []}))
+    {
+     "a": [
+      [1, 0],
+      [0, 2]
+     ],
+     "b": []
+    }
+    """
+    inner = margin + " "
+    if isinstance(value, Mapping) and value:
+        entries = (
+            f"{json.dumps(str(key), ensure_ascii=False)}: {json_text(entry, inner)}" for key, entry in value.items()
+        )
+        return f"{{{inner}{f',{inner}'.join(entries)}{margin}}}"
+    if isinstance(value, list | tuple) and any(isinstance(entry, Mapping | list | tuple) for entry in value):
+        return f"[{inner}{f',{inner}'.join(json_text(entry, inner) for entry in value)}{margin}]"
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
 
 def read_json(path: Path) -> Any:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +16,7 @@ from classwise.reporting.site import write_site
 from classwise.verdicts import Verdicts
 
 pytest.importorskip("playwright")
-from playwright.sync_api import Browser, Page, sync_playwright
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path")
-
-SCREENSHOTS = os.environ.get("SCREENSHOTS")
-"""A folder for what each test last saw."""
+from playwright.sync_api import Page
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 NATURAL = [86, 92, 72, 64, 78, 71, 87, 85, 89, 87]
@@ -75,33 +66,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.html" for name in pages} | {"site": folder / "site" / "index.html"}
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def opened(browser: Browser, request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[Page]:
-    """A page with the network off, that must end without a complaint on its console or a request but its own."""
-    options = {"name": "report", "width": 1280, "scheme": "light"} | getattr(request, "param", {})
-    context = browser.new_context(viewport={"width": options["width"], "height": 800}, color_scheme=options["scheme"])
-    context.set_offline(True)
-    page = context.new_page()
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    asked: list[str] = []
-    page.on("request", lambda asking: asked.append(asking.url))
-    page.goto(files[options["name"]].as_uri())
-    yield page
-    if SCREENSHOTS:
-        page.screenshot(path=Path(SCREENSHOTS) / f"{re.sub(r'[^a-z0-9]+', '-', request.node.name)}.png", full_page=True)
-    context.close()
-    assert complaints == []
-    assert all(url.startswith("file:") for url in asked)
+def opened(visit: Callable[..., Page], request: pytest.FixtureRequest, files: dict[str, Path]) -> Page:
+    options = {"name": "report"} | getattr(request, "param", {})
+    return visit(files[options.pop("name")], **options)
 
 
 def shown_bars(page: Page) -> list[str]:

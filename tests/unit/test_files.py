@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from classwise.errors import InputError
-from classwise.files import atomic, digest, digest_json, read_json, write_json, write_text
+from classwise.files import atomic, digest, digest_json, json_text, read_json, write_json, write_text
 
 
 def names(folder) -> list[str]:
@@ -159,3 +159,23 @@ def test_digest_of_json_ignores_the_order_of_keys():
     assert digest_json({"a": "1"}) != digest_json({"a": 1})
     with pytest.raises(ValueError, match="not JSON compliant"):
         digest_json(float("nan"))
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+
+
+@given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_json_is_the_same_value_however_it_is_laid_out(value: object) -> None:
+    assert json.loads(json_text(value)) == value
+
+
+def test_a_row_of_a_matrix_is_a_line() -> None:
+    text = json_text({"matrix": [[0] * 1000] * 1000})
+    assert text.count("\n") == 1003
+    assert len(text) < 3.1 * 1000 * 1000
+
+
+@pytest.mark.parametrize("value", [float("nan"), [float("inf")], {"a": [{"b": float("nan")}]}])
+def test_json_without_numbers_that_are_none(value: object) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        json_text(value)

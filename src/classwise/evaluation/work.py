@@ -177,9 +177,7 @@ class Work:
 
         self._each(key, attacked & (column == PENDING), fill)
 
-    def _attacked(
-        self, key: str, attack: MeasuredAttack, x: Tensor, y: Tensor, index: Tensor
-    ) -> tuple[Tensor, Effort]:
+    def _attacked(self, key: str, attack: MeasuredAttack, x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Effort]:
         """Some examples under an attack, the same whenever it is asked for, and what it cost."""
         stream = int(digest(str(self.seed), repr(attack))[:15], 16)
         searcher = self.searcher if isinstance(attack, BallAttack) else self.model

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Any
 
 from markupsafe import Markup
@@ -18,7 +19,8 @@ from classwise.reporting.report import ClassReport, Result
 from classwise.verdicts import NATURAL, WORST_CASE
 
 MOST_CONFUSED = 5
-"""Pairs that are told."""
+MANY_CONFUSED = 20
+"""Pairs that are told beside a matrix, and in its place where it has too many classes to be read."""
 
 
 def report_page(report: ClassReport) -> str:
@@ -169,7 +171,7 @@ class _ConfusionRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Confusion:
-    """One confusion matrix, and its largest errors in words."""
+    """One confusion matrix, empty where it cannot be read, and its largest errors in words."""
 
     number: int
     key: str
@@ -178,35 +180,50 @@ class _Confusion:
 
 
 def _confusions(report: ClassReport) -> list[_Confusion]:
-    """All matrices, the strongest first; none where there are too many classes to be read."""
-    classes, groups = report.dataset.classes, report.dataset.together
-    if len(classes) > charts.MANY_CLASSES:
-        return []
+    """Of every result, the strongest first."""
+    groups = report.dataset.together
     order = [label for group in groups for label in group]
     apart = {group[0] for group in groups[1:]}
     keys = sorted(report.confusion, key=lambda key: key != report.strongest)
-    return [_confusion(number, key, report.confusion[key], classes, order, apart) for number, key in enumerate(keys)]
+    return [
+        _confusion(number, key, report.confusion[key], report.dataset.classes, order, apart)
+        for number, key in enumerate(keys)
+    ]
 
 
 def _confusion(
     number: int, key: str, counts: list[list[int]], classes: list[str], order: list[int], apart: set[int]
 ) -> _Confusion:
-    rows, errors = [], []
-    for true in order:
-        total = sum(counts[true])
-        cells = []
-        for predicted in order:
-            count = counts[true][predicted]
-            percent = 100 * count / total if total else 0.0
-            what = "kept" if true == predicted else f"taken for {classes[predicted]}"
-            title = f"{classes[true]} {what}: {count:,} of {total:,}, {story.percent(percent)}"
-            if count and true != predicted:
-                errors.append((count, title))
-            shade = charts.shade(count, total)
-            cells.append(_Cell(count=count, percent=percent, shade=shade, diagonal=true == predicted, title=title))
-        rows.append(_ConfusionRow(name=classes[true], total=total, cells=cells, apart=true in apart))
-    largest = sorted(errors, key=lambda error: -error[0])[:MOST_CONFUSED]
-    return _Confusion(number=number, key=key, rows=rows, largest=[title for _, title in largest])
+    """The matrix, where it can be read, and the largest errors."""
+    totals = [sum(row) for row in counts]
+
+    def cell(true: int, predicted: int) -> _Cell:
+        count, total = counts[true][predicted], totals[true]
+        percent = 100 * count / total if total else 0.0
+        what = "kept" if true == predicted else f"taken for {classes[predicted]}"
+        return _Cell(
+            count=count,
+            percent=percent,
+            shade=charts.shade(count, total),
+            diagonal=true == predicted,
+            title=f"{classes[true]} {what}: {count:,} of {total:,}, {story.percent(percent)}",
+        )
+
+    def row(true: int) -> _ConfusionRow:
+        cells = [cell(true, predicted) for predicted in order]
+        return _ConfusionRow(name=classes[true], total=totals[true], cells=cells, apart=true in apart)
+
+    many = len(classes) > charts.MANY_CLASSES
+    errors = (
+        (true, predicted) for true in order for predicted in order if true != predicted and counts[true][predicted]
+    )
+    largest = nlargest(MANY_CONFUSED if many else MOST_CONFUSED, errors, lambda pair: counts[pair[0]][pair[1]])
+    return _Confusion(
+        number=number,
+        key=key,
+        rows=[] if many else [row(true) for true in order],
+        largest=[cell(*pair).title for pair in largest],
+    )
 
 
 def _shown(report: ClassReport) -> Markup | None:
