@@ -141,7 +141,7 @@ class _Step:
         self.twin, self.stand = twin, Stand(self.model, twin, engine.precision, x.device)
         self.refresh = compiled(twin.refresh)
         self.graph = torch.cuda.CUDAGraph()
-        with _rehearsal(self.model, generator), fusing(), _measured_kernels():
+        with _rehearsal(self.model, generator), fusing():
             self._capture(generator)
 
     def _capture(self, generator: Randomness) -> None:
@@ -183,17 +183,6 @@ class _Step:
             parameter.grad = gradient  # an eager step in between leaves its own
         self.graph.replay()
         return self.terms, self.loss
-
-
-@contextmanager
-def _measured_kernels() -> Iterator[None]:
-    """Of cuDNN's kernels for a convolution the fastest by trial: its own guess can be several times slower."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 @contextmanager
