@@ -4,7 +4,7 @@
     python benchmarks/ablation.py train --batch-size 128
 
 Variants of an evaluation run in turn, several rounds of them in one process, of which the first is their warm-up; shown
-are medians with the smallest and the largest. Beside the seconds stands what the variant left of the images, for a trick
+are medians with the smallest and the largest. Beside the seconds stands what the variant left of the images, as a trick
 may cost strength. Training steps run on random images: only time is looked at.
 """
 

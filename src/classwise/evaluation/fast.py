@@ -19,7 +19,7 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from scipy.stats import beta
+from scipy.special import betaincinv
 
 from classwise.attacks import APGD
 from classwise.files import digest
@@ -135,7 +135,7 @@ def at_most(broken: int, n: int, level: float = 0.95) -> float | None:
     >>> round(at_most(0, 50), 2)
     5.82
     """
-    return None if n == 0 else 100.0 if broken == n else 100 * float(beta.ppf(level, broken + 1, n - broken))
+    return None if n == 0 else 100.0 if broken == n else 100 * float(betaincinv(broken + 1, n - broken, level))
 
 
 def _highest(among: Bools, values: np.ndarray, count: int) -> Ints:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import bdtrc
 
 from classwise.reporting.sanity import AgreementProbe, Finding, Probes, Sanity, Severity
 from classwise.reporting.story import class_name, listing, p_text
@@ -304,7 +304,7 @@ def _surprise(count: int, n: int, rate: float) -> float:
     >>> round(_surprise(2, 40, 0.01), 4), round(_surprise(3, 40, 0.01), 4)
     (0.0607, 0.0075)
     """
-    return float(binom.sf(count - 1, n, rate))
+    return float(bdtrc(count - 1, n, rate))
 
 
 def _name(label: int, classes: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
+from scipy.special import bdtr
 
 from classwise.metrics.counts import Ints
 
@@ -21,8 +21,7 @@ def mcnemar(gained: int, lost: int) -> float:
     >>> mcnemar(5, 5), round(mcnemar(10, 0), 5)
     (1.0, 0.00195)
     """
-    discordant = gained + lost
-    return float(binomtest(gained, discordant, 0.5).pvalue) if discordant else 1.0
+    return min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
 
 
 def holm(p_values: list[float]) -> list[float]:
