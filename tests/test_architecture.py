@@ -53,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"types", "forward", "noise", "threat", "attacks", "suite", "data", "models", "metrics", "verdicts", "rundir"}
     | {"reporting", "recipes", "policies", "api", "engine", "evaluation"},
     "studies": GROUND | {"analysis", "recipes", "reporting", "api"},
+    "export": GROUND | {"models", "objectives", "reporting", "rundir"},
     "bench": GROUND
     | {"engine"}
     | {"types", "forward", "noise", "threat", "attacks", "data", "models", "evaluation", "reporting", "rundir"}

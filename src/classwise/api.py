@@ -65,6 +65,7 @@ def evaluate(
     until_worst_ci: float | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    trust: bool = False,
     progress: Progress = SILENT,
 ) -> ClassReport:
     """Attack a model and report its accuracy class by class.
@@ -76,7 +77,8 @@ def evaluate(
     model where there is one (auto), or on the model itself (eager); verdicts are always the model's own. ``exhaustive``
     lets the attack ``fast`` run the whole ensemble on all that its cascade left. ``until_worst_ci`` attacks only as
     many examples of each class as it takes to know the accuracy of the worst class to within so many points. With
-    ``out`` the verdicts and the report are kept there, and an interrupted evaluation can be resumed.
+    ``out`` the verdicts and the report are kept there, and an interrupted evaluation can be resumed. ``trust`` lets a
+    model that is a program (``torchscript:FILE``) run.
     """
     images = load_data(data, split=split, classes=None if classes is None else tuple(classes), progress=progress)
     if isinstance(model, nn.Module):
@@ -87,8 +89,8 @@ def evaluate(
             raise InputError(f"the model is on {device_of(model)}, not {device}: move it yourself, or pass a spec")
     else:
         known = None if images.classes is None else len(images.classes)
-        loaded = load_model(str(model), weights=weights, num_classes=known, in_channels=images.images.shape[1])
-        loaded = loaded.to(pick_device(device))
+        sizes = {"num_classes": known, "in_channels": images.images.shape[1]}
+        loaded = load_model(str(model), weights=weights, trust=trust, **sizes).to(pick_device(device))
     found = None if isinstance(model, nn.Module) else run_directory(str(model))
     run = None if found is None else found[0]
     suite = read_suite(attacks, eps, norm, exhaustive=exhaustive)
@@ -124,6 +126,7 @@ def evaluate(
                 "exhaustive": exhaustive,
                 "until_worst_ci": until_worst_ci,
                 "out": out,
+                "trust": trust,
             },
         ),
         progress=progress,

@@ -50,6 +50,11 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     return torch.float32
 
 
+def has_gradients(model: nn.Module) -> bool:
+    """Whether a gradient comes back through the model: not where a part of it says ``has_gradients = False``."""
+    return all(getattr(module, "has_gradients", True) for module in model.modules())
+
+
 @contextmanager
 def blamed_on_the_model(where: str) -> Iterator[None]:
     """Whatever a stranger's model raises becomes one line; a want of memory stays what it is."""
@@ -64,7 +69,7 @@ def blamed_on_the_model(where: str) -> Iterator[None]:
 
 
 def count_outputs(model: nn.Module, x: Tensor) -> int:
-    """How many logits a model gives for these images, which it must take and pass a gradient back to."""
+    """How many logits a model gives for these images, which it must take, and pass a gradient back to if it has any."""
     shape = "x".join(str(size) for size in x.shape[1:])
     with (
         blamed_on_the_model(f"on images of {shape} (channels x height x width)"),
@@ -75,7 +80,8 @@ def count_outputs(model: nn.Module, x: Tensor) -> int:
         logits = logits_of(model(x))
         if len(logits) != len(x):
             raise InputError(f"the model gives {len(logits)} answers for {len(x)} images")
-        torch.autograd.grad(logits.sum(), x, allow_unused=True)
+        if has_gradients(model):
+            torch.autograd.grad(logits.sum(), x, allow_unused=True)
     return int(logits.shape[1])
 
 

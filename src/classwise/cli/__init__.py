@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 from typing import Annotated
 
 import typer
 
 import classwise
-from classwise.cli import analyze, bench, check, compare, demo, evaluate, list_, site, study, table, train
-from classwise.cli.console import complain, say
+from classwise.cli import analyze, bench, check, compare, data, demo, evaluate, export, list_, site, study, table, train
+from classwise.cli.console import complain, note, say
 
 app = typer.Typer(
     name="classwise",
@@ -29,7 +30,9 @@ app.command("table")(table.table)
 app.command("site")(site.site)
 app.command("analyze")(analyze.analyze)
 app.command("check")(check.check)
+app.command("export")(export.export)
 app.add_typer(bench.bench, name="bench")
+app.add_typer(data.data, name="data")
 app.command("list")(list_.list_)
 
 
@@ -46,8 +49,17 @@ def _options(
     pass
 
 
+class _Notes(logging.Handler):
+    """What the package has to say on the way, in lines on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
 def main() -> None:
     """The console script."""
+    logging.getLogger("classwise").addHandler(_Notes(logging.INFO))
+    logging.getLogger("classwise").setLevel(logging.INFO)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an odd sign is better than no result

@@ -66,6 +66,11 @@ def complain(line: str) -> None:
     ERR.print(Text(" ".join(line.split()), style="bold red" if ERR.is_terminal else ""), soft_wrap=True)
 
 
+def note(line: str) -> None:
+    """A remark on the way, in one line on standard error."""
+    ERR.print(Text(plain(line)), soft_wrap=True)
+
+
 def say(line: str) -> None:
     """A line of result on standard output."""
     OUT.print(Text(line), soft_wrap=True)

@@ -17,7 +17,9 @@ from classwise.reporting.story import WHOM, allocation_sentence, audit_sentence
 
 @guarded
 def evaluate(
-    model: Annotated[str, typer.Option(help="An architecture (with --weights), a run directory, or file.py:factory.")],
+    model: Annotated[
+        str, typer.Option(help="An architecture (with --weights), a run directory, file.py:factory, hf:org/name, ...")
+    ],
     data: Annotated[str, typer.Option(help="A data set, folder:PATH, or file.py:factory.")],
     out: Annotated[Path, typer.Option(help="Directory for verdicts, report.json and report.html.")],
     attack: Annotated[
@@ -50,6 +52,7 @@ def evaluate(
         float | None, typer.Option(help="Stop when the worst class is known to so many points, as 2. [default: never]")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Let a model that is a program run (torchscript:).")] = False,
     figures: Annotated[Path | None, typer.Option(help="Draw the charts as SVG and PNG into this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -75,6 +78,7 @@ def evaluate(
         until_worst_ci=until_worst_ci,
         out=out,
         resume=resume,
+        trust=trust,
         progress=ConsoleProgress(),
     )
     if figures is not None:

@@ -4,8 +4,10 @@ from classwise.data.arrays import ImageSet
 from classwise.data.batches import Batch, Batches, MixedBatches, augment, ordered, to_float
 from classwise.data.cache import materialise
 from classwise.data.cards import DATASETS, DatasetCard
+from classwise.data.folders import Folder
 from classwise.data.load import load_data, source_of
-from classwise.data.sources import Digits, Factory, Folder, HubParquet, Source
+from classwise.data.parquet import HubParquet
+from classwise.data.sources import Digits, Factory, Source
 from classwise.data.splits import balanced_split, balanced_subset
 
 __all__ = [

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +37,9 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         if self.classes is not None:
-            object.__setattr__(self, "classes", tuple(str(name) for name in self.classes))
+            # A folder's name may be bytes that are no text, which no file of ours could hold.
+            names = (str(name).encode(errors="replace").decode() for name in self.classes)
+            object.__setattr__(self, "classes", tuple(names))
         object.__setattr__(self, "labels", self._checked_labels())
         object.__setattr__(self, "images", self._checked_images())
 
@@ -63,7 +67,11 @@ class ImageSet:
 
     def digest(self) -> str:
         """A fingerprint of the pixels and labels; names do not count."""
-        parts = [digest(np.ascontiguousarray(chunk).data.cast("B")) for _, chunk in self._chunks()]
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        parts = [digest(np.ascontiguousarray(chunk).data.cast("B")) for _, chunk in self.chunks()]
         return digest(f"{self.images.dtype.str} {self.images.shape}", self.labels.data, *parts)
 
     def counts(self, num_classes: int) -> NDArray[np.int64]:
@@ -71,15 +79,17 @@ class ImageSet:
         _check_range(self.labels, num_classes, self._who)
         return np.bincount(self.labels, minlength=num_classes).astype(np.int64, copy=False)
 
-    @property
-    def _who(self) -> str:
-        return f"{self.name} ({self.split}):"
-
-    def _chunks(self) -> Iterator[tuple[int, np.ndarray]]:
+    def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """All images, some at a time, each time with the index of the first."""
         # From the shape alone: a digest must not depend on how the array happens to be stored.
         rows = max(1, CHUNK_BYTES // max(1, self.images[0].nbytes))
         for start in range(0, len(self.images), rows):
             yield start, self.images[start : start + rows]
+            release(self.images)
+
+    @property
+    def _who(self) -> str:
+        return f"{self.name} ({self.split}):"
 
     def _checked_labels(self) -> NDArray[np.int64]:
         labels = np.asarray(self.labels)
@@ -107,7 +117,7 @@ class ImageSet:
         if images.dtype == np.uint8:
             return images
         low, high = np.inf, -np.inf
-        for start, chunk in self._chunks():
+        for start, chunk in self.chunks():
             smallest, largest = float(chunk.min()), float(chunk.max())
             if np.isnan(smallest):  # the minimum of anything with a NaN is NaN
                 index = start + int(np.isnan(chunk).any(axis=(1, 2, 3)).argmax())
@@ -120,6 +130,16 @@ class ImageSet:
                 hint = "is normalisation applied? it belongs inside the model"
             raise InputError(f"{self._who} pixels lie in [{low:.6g}, {high:.6g}]; expected [0, 1]; {hint}")
         return images if low >= 0 and high <= 1 else images.clip(0, 1)
+
+
+def release(images: np.ndarray) -> None:
+    """Let go of the memory through which a file was looked at; what is looked at again is read again.
+
+    Otherwise a process that walks through a memory-mapped set grows until all of it is resident.
+    """
+    mapped = getattr(images, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _check_range(labels: np.ndarray, num_classes: int | None, who: str) -> None:

@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from classwise.data.arrays import ImageSet
+from classwise.data.arrays import ImageSet, release
 from classwise.errors import InputError
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Images (B, C, H, W) in [0, 1], labels (B,) and indices into the ImageSet (B,)."""
+
+
+RESIDENT_BYTES = 8 * 2**30
+"""Training data up to this size live on the device."""
 
 
 def to_float(images: np.ndarray | Tensor) -> Tensor:
@@ -42,6 +46,7 @@ def ordered(
         some = rows[start : start + batch_size]
         x = _tensor(images.images[some]).to(device, non_blocking=True)
         y = _tensor(images.labels[some]).to(device, non_blocking=True)
+        release(images.images)
         yield to_float(x).to(dtype), y, _tensor(some).to(device, non_blocking=True)
 
 
@@ -60,7 +65,10 @@ def augment(x: Tensor, top: Tensor, left: Tensor, mirror: Tensor, crop: int) -> 
 
 
 class Batches:
-    """Training data, held on the device once; each iteration is one epoch in a new order.
+    """Training data, each iteration one epoch in a new order.
+
+    They are held on the device once; a memory-mapped set of more than ``RESIDENT_BYTES`` stays on disk, and each batch
+    is read when it is its turn.
 
     Everything random is drawn from ``generator`` where that lives, for a whole epoch when its first batch is
     asked for, and then moved to the device. With a generator on the CPU, order, crops and mirroring are
@@ -96,7 +104,8 @@ class Batches:
         labels = _tensor(images.labels[rows])
         self._counts = torch.bincount(labels)
         self._by_class = labels.argsort(stable=True)
-        self._images = _tensor(images.images[rows]).to(self.device)
+        resident = images.images[:1].nbytes * len(rows) <= RESIDENT_BYTES or not isinstance(images.images, np.memmap)
+        self._images = _tensor(images.images[rows]).to(self.device) if resident else _OnDisk(images.images, rows)
         self._labels = labels.to(self.device)
         self._indices = _tensor(rows).to(self.device)
         self.sampling = sampling
@@ -149,7 +158,7 @@ class Batches:
         for start in range(0, len(self) * self.batch_size, self.batch_size):
             part = slice(start, start + self.batch_size)
             rows = order[part]
-            x = self._images[rows]
+            x = self._images[rows].to(self.device, non_blocking=True)
             if self.crop or self.flip:
                 x = augment(x, corners[0, part], corners[1, part], mirror[part], self.crop)
             yield to_float(x), self._labels[rows], self._indices[rows]
@@ -198,6 +207,18 @@ class MixedBatches:
 def _endless(batches: Batches) -> Iterator[Batch]:
     while True:
         yield from batches
+
+
+class _OnDisk:
+    """Images of a memory-mapped set, read as they are asked for by their place among ``rows``."""
+
+    def __init__(self, images: np.ndarray, rows: np.ndarray) -> None:
+        self.images, self.rows = images, rows
+
+    def __getitem__(self, places: Tensor) -> Tensor:
+        found = _tensor(self.images[self.rows[places.cpu().numpy()]])
+        release(self.images)
+        return found
 
 
 def _checked_rows(images: ImageSet, indices: Sequence[int] | np.ndarray, batch_size: int) -> np.ndarray:

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import re
 import secrets
 import shutil
 import time
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 
 from classwise.data.arrays import ImageSet
-from classwise.data.sources import Source
+from classwise.data.places import cache_directory
+from classwise.data.sources import Source, collect, walk
+from classwise.errors import InputError
 from classwise.files import digest_json
 from classwise.progress import SILENT, Progress
 
-
-def cache_directory() -> Path | None:
-    """Where decoded data sets are kept: CLASSWISE_CACHE, else the user's cache; None without a home."""
-    if chosen := os.environ.get("CLASSWISE_CACHE"):
-        return Path(chosen).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "classwise"
-    try:
-        return Path.home() / ".cache" / "classwise"
-    except RuntimeError:
-        return None
+IN_MEMORY = 4 * 2**30
+"""Larger data sets are not read into memory where they cannot be written to the cache."""
 
 
 def materialise(source: Source, progress: Progress = SILENT) -> ImageSet:
@@ -41,20 +38,29 @@ def materialise(source: Source, progress: Progress = SILENT) -> ImageSet:
     """
     cache = cache_directory()
     if cache is None:
-        return source.read(progress)
+        return _in_memory(source, "there is no home folder for a cache", progress)
     prefix = f"{_slug(source.name)}-{_slug(source.split)}-"
     entry = cache / f"{prefix}{source.fingerprint()}"
     found = _open_entry(entry, source)
     if found is None:
-        built = source.read(progress)
         try:
-            _write_entry(entry, built)
+            _write_entry(entry, source, progress)
             _remove_stale(entry, prefix)
-        except OSError:
-            return built
-        # Another process may be exchanging the entry this very moment; then our own copy serves as well.
-        found = _open_entry(entry, source) or built
+        except OSError as error:
+            return _in_memory(source, f"{cache}: {error.strerror or error}", progress)
+        # Another process may be exchanging the entry this very moment.
+        found = _open_entry(entry, source) or _in_memory(source, f"{entry} changes as it is read", progress)
     return found
+
+
+def _in_memory(source: Source, why: str, progress: Progress) -> ImageSet:
+    reading = source.open()
+    if (size := reading.count * math.prod(reading.shape)) > IN_MEMORY:
+        raise InputError(
+            f"{source.name}/{source.split} takes {size / 2**30:.1f} GiB and cannot be kept on disk ({why}): "
+            "set CLASSWISE_CACHE to a folder with room for it"
+        )
+    return collect(source, reading, progress)
 
 
 def _slug(name: str) -> str:
@@ -76,33 +82,42 @@ def _open_entry(entry: Path, source: Source | ImageSet) -> ImageSet | None:
         labels = np.load(entry / "labels.npy", allow_pickle=False)
         if list(images.shape) != meta["shape"] or images.dtype.str != meta["dtype"]:
             return None
-        classes = None if meta["classes"] is None else tuple(meta["classes"])
-        return ImageSet(name=source.name, split=source.split, images=images, labels=labels, classes=classes)
+        return ImageSet(
+            name=source.name, split=source.split, images=images, labels=labels, classes=tuple(meta["classes"])
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _write_entry(entry: Path, built: ImageSet) -> None:
+def _write_entry(entry: Path, source: Source, progress: Progress) -> None:
     temporary = entry.with_name(f".{entry.name}.{secrets.token_hex(6)}")
     temporary.mkdir(parents=True)
     try:
-        files: dict[str, Any] = {}
-        for name, array in (("images", built.images), ("labels", built.labels)):
-            with (temporary / f"{name}.npy").open("xb") as file:
-                np.save(file, array, allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
-            files[name] = _measure(temporary / f"{name}.npy")
+        reading = source.open()
+        shape = (reading.count, *reading.shape)
+        if math.prod(shape) > shutil.disk_usage(temporary).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        labels = np.empty(reading.count, dtype=np.int64)
+        with _written(temporary / "images.npy") as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for part, (pixels, numbers) in walk(source, reading, progress):
+                file.write(np.ascontiguousarray(pixels).data)
+                labels[part] = numbers
+        with _written(temporary / "labels.npy") as file:
+            np.save(file, labels, allow_pickle=False)
+        images = np.load(temporary / "images.npy", mmap_mode="r", allow_pickle=False)
+        built = ImageSet(
+            name=source.name, split=source.split, images=images, labels=labels, classes=reading.classes
+        )  # says what is wrong before anything is kept
         meta = {
-            "shape": list(built.images.shape),
-            "dtype": built.images.dtype.str,
-            "files": files,
-            "classes": None if built.classes is None else list(built.classes),
+            "shape": list(shape),
+            "dtype": images.dtype.str,
+            "files": {name: _measure(temporary / f"{name}.npy") for name in ("images", "labels")},
+            "classes": list(reading.classes),
         }
-        with (temporary / "meta.json").open("x", encoding="utf-8") as text:
-            json.dump({**meta, "seal": digest_json(meta)}, text, indent=1)
-            text.flush()
-            os.fsync(text.fileno())
+        with _written(temporary / "meta.json") as file:
+            file.write(json.dumps({**meta, "seal": digest_json(meta)}, indent=1).encode())
         try:
             temporary.rename(entry)
         except OSError:
@@ -113,6 +128,15 @@ def _write_entry(entry: Path, built: ImageSet) -> None:
                 temporary.rename(entry)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[BinaryIO]:
+    """A new file, on the disk when it is closed."""
+    with path.open("xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _measure(path: Path) -> dict[str, int]:

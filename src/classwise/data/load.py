@@ -10,9 +10,14 @@ from typing import Any
 
 from classwise.data.arrays import ImageSet
 from classwise.data.cache import materialise
-from classwise.data.cards import DATASETS
+from classwise.data.cards import DATASETS, Choice
 from classwise.data.convert import as_image_set
-from classwise.data.sources import Digits, Factory, Folder, HubParquet, Source
+from classwise.data.derived import Derived
+from classwise.data.folders import Folder
+from classwise.data.layouts import find, recognise
+from classwise.data.parquet import HubParquet
+from classwise.data.places import data_directory, remember, remembered
+from classwise.data.sources import Digits, Factory, Source
 from classwise.errors import InputError, unknown
 from classwise.plugins import is_attribute_spec
 from classwise.progress import SILENT, Progress
@@ -23,32 +28,85 @@ def load_data(
 ) -> ImageSet:
     """Read labelled images from wherever they are.
 
-    ``data`` is a registered name, ``folder:PATH``, ``package.module:factory``, ``path/to/file.py:factory``,
-    or an ImageSet, a Dataset, a DataLoader or a pair of images and labels. ``split`` chooses among the parts
-    of a named data set; data given as an object is taken whole, under that name. ``classes`` overrides the
-    class names.
+    ``data`` is a registered name (perhaps with settings, as ``cifar10:without=cat``), ``folder:PATH``,
+    ``package.module:factory``, ``path/to/file.py:factory``, or an ImageSet, a Dataset, a DataLoader or a pair of images
+    and labels. ``split`` chooses among the parts of a named data set; data given as an object is taken whole, under
+    that name. ``classes`` overrides the class names.
     """
     if isinstance(data, str | os.PathLike):
         source = source_of(os.fspath(data) if isinstance(data, str) else f"folder:{os.fspath(data)}", split)
-        # The user's own code may do anything at any time, so what it returns is not kept.
-        found = source.read() if isinstance(source, Factory) else materialise(source, progress)
+        found = source.read() if isinstance(source, Factory) else _materialised(source, progress)
         return found if classes is None else replace(found, classes=tuple(classes))
     name = "arrays" if isinstance(data, tuple | list) else type(getattr(data, "dataset", data)).__name__
     return as_image_set(data, name=name, split=split, classes=classes)
 
 
-def source_of(spec: str, split: str) -> Source:
+def source_of(spec: str, split: str) -> Source | Factory:
     """The source that a spec names, without reading it."""
-    if spec in DATASETS:
-        card = DATASETS[spec]
-        if split not in card.splits:
-            raise unknown(f"split of {spec}", split, card.splits)
-        return Digits(split) if card.hub is None else HubParquet(card, split)
-    kind, _, path = spec.partition(":")
-    if kind == "folder" and path:
-        return Folder(Path(path).expanduser(), split)
+    kind, _, rest = spec.partition(":")
+    if kind in DATASETS and (not rest or "=" in rest):
+        return _named(spec, split)
+    if kind == "folder" and rest:
+        folder = Path(rest).expanduser()
+        return recognise(folder, split) or Folder(folder, split)
     if is_attribute_spec(spec):
         return Factory(spec, split)
     if spec and Path(spec).is_dir():
         raise InputError(f"data {spec!r} is a folder; write folder:{spec}")
     raise unknown("data set", spec, [*DATASETS, "folder:PATH", "package.module:factory"])
+
+
+def prepare(
+    spec: str, folder: Path | None = None, progress: Progress = SILENT
+) -> tuple[dict[str, ImageSet], list[str]]:
+    """Read all splits of a named data set into the cache, from a folder where one is given.
+
+    The folder is then known for every later use of the name. A split that is not there is no error as long as another
+    is: it is told in the second result.
+    """
+    name = spec.partition(":")[0]
+    if name not in DATASETS:
+        raise unknown("data set", name, DATASETS)
+    if folder is not None and DATASETS[name].hub is None:
+        raise InputError(f"{name} comes with scikit-learn, not from a folder")
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"no such folder: {folder}")
+    found: dict[str, ImageSet] = {}
+    missing: list[str] = []
+    for split in DATASETS[name].splits:
+        try:
+            found[split] = _materialised(_named(spec, split, folder), progress)
+        except InputError as error:
+            missing.append(str(error))
+    if not found:
+        raise InputError(missing[0])
+    if folder is not None:
+        remember(name, folder)
+    return found, missing
+
+
+def _materialised(source: Source, progress: Progress) -> ImageSet:
+    if isinstance(source, Derived):
+        materialise(source.whole, progress)  # which may take long, and is at hand from then on
+    return materialise(source, progress)
+
+
+def _named(spec: str, split: str, folder: Path | None = None) -> Source:
+    """A registered data set: in the folder given, else where data are known to lie, else from the hub."""
+    read, choice = Choice.parse(spec)
+    card = choice.sized(DATASETS[read.name])
+    if split not in card.splits:
+        raise unknown(f"split of {read.name}", split, card.splits)
+    choice.labels(card)  # a class that is not there is said now
+    source: Source | None = Digits(split) if card.hub is None else None
+    if folder is not None:
+        source = find(card, read.name, split, folder, itself=True)
+        if source is None:
+            raise InputError(f"{folder} holds no {read.name} ({split}) in a layout that is known; see docs/data.md")
+    if source is None and (mirror := data_directory()) is not None:
+        source = find(card, read.name, split, mirror)
+    if source is None and (shown := remembered(read.name)) is not None:
+        source = find(card, read.name, split, shown, itself=True)
+    if source is None:
+        source = HubParquet(card, split)
+    return Derived(str(read), source, card, choice) if choice.subset else source

@@ -28,7 +28,7 @@ def balanced_split(
         if 0 < len(own) <= per_class:
             needed = f"{per_class + 1} or more to hold out {per_class} a class"
             raise InputError(f"class {label} has {len(own)} examples; expected {needed}")
-        chosen[_draw(own, per_class, seed, label)] = True
+        chosen[draw(own, per_class, seed, label)] = True
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
@@ -42,11 +42,12 @@ def balanced_subset(labels: ArrayLike, per_class: int, num_classes: int, seed: i
     """
     rows = _rows_by_class(labels, per_class, num_classes)
     if seed is not None:
-        rows = [_draw(own, per_class, seed, label) for label, own in enumerate(rows)]
+        rows = [draw(own, per_class, seed, label) for label, own in enumerate(rows)]
     return np.sort(np.concatenate([own[:per_class] for own in rows]))
 
 
-def _draw(rows: NDArray[np.int64], count: int, seed: int, label: int) -> NDArray[np.int64]:
+def draw(rows: NDArray[np.int64], count: int, seed: int, label: int) -> NDArray[np.int64]:
+    """So many random ones of a class's rows, by the seed and the class alone."""
     if seed < 0:
         raise InputError(f"seed = {seed}; expected 0 or more")
     return np.random.default_rng([seed, label]).permutation(rows)[:count]

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from classwise.attacks import ATTACKS
 from classwise.data import ImageSet, balanced_subset, ordered
 from classwise.data.cards import known_superclasses
 from classwise.engine import EngineName, Twin, searcher
@@ -31,7 +32,7 @@ from classwise.evaluation.rounds import Rounds
 from classwise.evaluation.sanity import inspect
 from classwise.evaluation.work import Parts, Work, predict
 from classwise.files import digest_json, write_json
-from classwise.forward import count_outputs, device_of
+from classwise.forward import count_outputs, device_of, has_gradients
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.models.weights import digest_model
@@ -84,6 +85,7 @@ def run_evaluation(
     classes = list(images.classes or (str(label) for label in range(num_classes)))
     index = choose_examples(images, per_class, num_classes)
     parts = {key: Parts.of(key, attack, num_classes) for key, (_, attack) in attacks.items()}
+    _check_gradients(model, parts)
     verdicts = Verdicts.pending(
         index,
         np.asarray(images.labels[index]),
@@ -186,6 +188,14 @@ def run_evaluation(
     return report
 
 
+def _check_gradients(model: nn.Module, parts: Mapping[str, Parts]) -> None:
+    """Refuse attacks that ask for gradients where there are none."""
+    units = [unit for part in parts.values() for unit, attack in part.units.items() if not attack.black_box]
+    if units and not has_gradients(model):
+        black_boxes = ", ".join(name for name, attack in ATTACKS.items() if attack.black_box)
+        raise InputError(f"the model has no gradients, which {units[0]} needs: use {black_boxes}")
+
+
 def _distinct(keys: list[str]) -> list[str]:
     for key in keys:
         if keys.count(key) > 1:
@@ -213,6 +223,8 @@ def count_classes(model: nn.Module, images: ImageSet) -> int:
     """How many classes there are, after making sure that the model and the data speak of the same ones."""
     first = np.arange(min(2, len(images)))
     outputs = count_outputs(model, next(ordered(images, first, len(first), device_of(model)))[0])
+    if outputs < 2:
+        raise InputError("the model has one output: expected a logit for each class, of two classes or more")
     if images.classes is not None and outputs != len(images.classes):
         raise InputError(f"the model has {outputs} outputs, but {images.name} has {len(images.classes)} classes")
     if (largest := int(images.labels.max())) >= outputs:

@@ -1,4 +1,4 @@
-"""Models from specs: registered architectures, run directories, and the user's own factories."""
+"""Models from specs: registered architectures, run directories, the user's own factories, everybody else's models."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from torch import nn
 from classwise.errors import InputError, one_line, unknown
 from classwise.files import read_json
 from classwise.models import MODELS
-from classwise.models.weights import SUFFIXES, load_weights
+from classwise.models.exported import WEIGHTS, exported, read_config
+from classwise.models.hub import folder_of, transformers_model
+from classwise.models.onnx import OnnxModel
+from classwise.models.scripted import load_script
+from classwise.models.weights import SUFFIXES, load_weights, with_weights
+from classwise.models.zoos import build_zoo, is_zoo, published_weights
 from classwise.plugins import call_attribute, is_attribute_spec
 from classwise.spec import Spec, convert
 
-NOT_YET = {
-    "hf": "models from the Hugging Face hub",
-    "timm": "models from timm",
-    "torchvision": "models from torchvision",
-}
-"""Prefixes that are reserved for sources of models which are not built yet."""
+WHOLE = ("hf", "onnx", "torchscript")
+"""Prefixes of models that come with their weights."""
 
 CHECKPOINTS = ("best", "last")
 """The checkpoints of a run directory that a spec may name, as in ``runs/wat@last``; best is the default."""
@@ -31,17 +32,22 @@ def load_model(
     num_classes: int | None = None,
     in_channels: int | None = None,
     allow_untrained: bool = False,
+    trust: bool = False,
 ) -> nn.Module:
     """A model ready to be evaluated: on the CPU, in evaluation mode, weights loaded.
 
     ``spec`` is a registered architecture with settings (needs ``weights``), a run directory (``DIR`` for
-    its best checkpoint, ``DIR@last`` for its last), or ``package.module:factory`` or
-    ``path/to/file.py:factory``, called without arguments. A registered name wins over a directory of that
-    name; write ``./resnet18`` for the latter. ``weights`` given with a run directory replace its
-    checkpoint. ``num_classes`` and ``in_channels`` are what the data has; a factory of the user's is not
-    told them.
+    its best checkpoint, ``DIR@last`` for its last), ``package.module:factory`` or
+    ``path/to/file.py:factory``, called without arguments, ``timm:NAME``, ``torchvision:NAME``,
+    ``hf:org/name@revision`` or ``hf:DIR``, ``onnx:FILE``, or ``torchscript:FILE``, a program that runs only with
+    ``trust``. A registered name wins over a directory of that name; write ``./resnet18`` for the latter.
+    ``weights`` given with a run directory replace its checkpoint; a normalisation that they bring is put into a
+    registered architecture without one. ``num_classes`` and ``in_channels`` are what the data has; a factory of the
+    user's is not told them.
     """
+    kind = spec.partition(":")[0]
     run = run_directory(spec)
+    sizes = {"num_classes": num_classes, "in_channels": in_channels}
     if run is not None:
         folder, which = run
         if weights is not None and which is not None:
@@ -50,22 +56,34 @@ def load_model(
             weights = folder / "checkpoints" / f"{which or CHECKPOINTS[0]}.safetensors"
         model = _build_of_run(folder, num_classes, in_channels)
         load_weights(model, weights)
+    elif kind in WHOLE:
+        if weights is not None:
+            raise InputError(f"model {spec!r} has weights of its own: leave out {weights}")
+        model = _load_whole(spec, trust=trust, **sizes)
+    elif is_zoo(spec) and weights is None and not allow_untrained:
+        published = published_weights(spec)
+        model = build_zoo(spec)  # with the classes and channels of the published weights
+        load_weights(model, published)
     else:
         if weights is None and not allow_untrained and _registered(spec):
             raise InputError(f"model {spec!r} is an architecture without weights: give its weights file too")
-        model = build_model(spec, num_classes=num_classes, in_channels=in_channels)
-        if weights is not None:
+        model = build_model(spec, **sizes)
+        if weights is not None and _registered(spec):
+            model = with_weights(model, weights)
+        elif weights is not None:
             load_weights(model, weights)
     return model.to("cpu").eval()
 
 
 def build_model(spec: str, *, num_classes: int | None = None, in_channels: int | None = None) -> nn.Module:
-    """An architecture as its factory makes it: of a registered name, or the user's own."""
+    """An architecture as its factory makes it: of a registered name, of another package, or the user's own."""
     name = spec.partition(":")[0].strip()
-    if name in NOT_YET:
-        raise InputError(f"model {spec!r}: {NOT_YET[name]} are not available yet")
+    if name in WHOLE:
+        raise InputError(f"model {spec!r} comes with its weights: it can be evaluated, but not be built anew")
     if _registered(spec):
         return _build_registered(spec, num_classes=num_classes, in_channels=in_channels)
+    if is_zoo(spec):
+        return build_zoo(spec, num_classes=num_classes, in_channels=in_channels)
     if is_attribute_spec(spec):
         model = call_attribute(spec, "model")
         if not isinstance(model, nn.Module):
@@ -75,9 +93,37 @@ def build_model(spec: str, *, num_classes: int | None = None, in_channels: int |
         raise InputError(f"model {spec!r}: expected the name of a factory in it, as in {spec}:make_model")
     if spec.endswith(SUFFIXES):
         raise InputError(f"model {spec!r} is a weights file: give the architecture as model, this as weights")
+    if spec.endswith(".onnx"):
+        raise InputError(f"model {spec!r} is an ONNX file: write onnx:{spec}")
     if "/" in spec or "\\" in spec:
         raise InputError(f"model {spec!r}: no such run directory")
     raise unknown("model", name, MODELS)
+
+
+def is_open_architecture(spec: str) -> bool:
+    """Whether anybody can build it by its name, without code that only its author has."""
+    return _registered(spec) or is_zoo(spec)
+
+
+def _load_whole(spec: str, *, num_classes: int | None, in_channels: int | None, trust: bool) -> nn.Module:
+    kind, _, place = spec.partition(":")
+    path = Path(place.strip()).expanduser()
+    if kind == "onnx":
+        return OnnxModel(path)
+    if kind == "torchscript":
+        return load_script(path, trust=trust)
+    folder = folder_of(spec)
+    content = read_config(folder)
+    config = exported(folder, content)
+    if config is None:
+        return transformers_model(folder, num_classes)
+    if not is_open_architecture(config.architecture):  # a module's name would run code that the file chooses
+        raise InputError(f"{folder}: architecture {config.architecture[:80]!r} is not one that is known here")
+    for key, wanted in (("num_classes", num_classes), ("in_channels", in_channels)):
+        if wanted is not None and getattr(config, key) != wanted:
+            raise InputError(f"model {spec!r} has {key}={getattr(config, key)}, but {wanted} are needed")
+    model = build_model(config.architecture, num_classes=config.num_classes, in_channels=config.in_channels)
+    return with_weights(model, folder / WEIGHTS)
 
 
 def _registered(spec: str) -> bool:

@@ -1,19 +1,22 @@
 """Weights from files that others wrote.
 
-Weights are data: nothing in a file is ever run, whatever its suffix. Names are matched strictly, once the
-few prefixes that wrappers leave in them are off. Passed over are only batch norm's and weight averaging's
-counters, the block that TRADES never uses, and a normalisation that is the model's own. Every fault of a
-file is one line that names the file and what is wrong in it.
+Weights are data: nothing in a file is ever run, whatever its suffix. Files are mapped rather than read, so that what a
+file claims to hold costs no memory until it has been found to fit. Names are matched strictly, once the few prefixes
+that wrappers leave in them are off. Passed over are only batch norm's and weight averaging's counters, the block that
+TRADES never uses, the second copy that the robustness library keeps, and a normalisation that is the model's own. Every
+fault of a file is one line that names the file and what is wrong in it; what was taken off is one line in the log.
 """
 
 from __future__ import annotations
 
+import logging
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import safetensors.torch
 import torch
@@ -21,7 +24,8 @@ from torch import Tensor, nn
 
 from classwise.errors import InputError, one_line
 from classwise.files import digest
-from classwise.models.normalize import NORMALIZATIONS, Normalize
+from classwise.models.normalize import NORMALIZATIONS, Normalize, normalized
+from classwise.models.pickles import check_unfolding
 
 WRAPPERS = (
     "state_dict",
@@ -37,8 +41,14 @@ WRAPPERS = (
 )
 """Keys under which training scripts keep the weights. The first one present wins: weights before averages."""
 
-PREFIXES = ("module.", "_orig_mod.", "model.", "0.", "1.")
+PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.", "ema_model.", "ema.", "0.", "1.")
 """What DataParallel, torch.compile, wrappers and Sequential put before every name."""
+
+LEGACY_PICKLES = 5
+"""In the older format: a magic number, the version, the machine, what was saved, and the keys of its storages."""
+
+ATTACKER = "attacker"
+"""Under which models of the robustness library keep the whole model once more."""
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt", ".tar")
 
@@ -48,11 +58,39 @@ _MEANS = ("mean", "mu", "new_mean")
 
 _DEVIATIONS = ("std", "sigma", "new_std")
 
+_LOG = logging.getLogger(__name__)
+
+
+class Stored(NamedTuple):
+    """What a file holds."""
+
+    state: dict[str, Tensor]
+    notes: list[str]
+    """What was taken off to get at it."""
+
 
 def load_weights(model: nn.Module, path: Path | str) -> None:
     """Fill a model with a file's weights, cast to the model's types; on an error the model is untouched."""
+    _fill(model, Path(path), _read(Path(path)))
+
+
+def with_weights(model: nn.Module, path: Path | str) -> nn.Module:
+    """The model filled with a file's weights, behind the normalisation that the file brings where it has none."""
     path = Path(path)
-    state = read_weights(path)
+    stored = _read(path)
+    own = any(isinstance(module, Normalize) for module in model.modules())
+    if not own and not any(map(_is_normalization, model.state_dict())):
+        found = _stored_normalization(path, stored.state)
+        if found is not None:
+            mean, std = found
+            model = normalized(model, mean, std)
+            stored.notes.append(f"its normalisation, mean {_numbers(mean)} and deviation {_numbers(std)}, put in")
+    _fill(model, path, stored)
+    return model
+
+
+def _fill(model: nn.Module, path: Path, stored: Stored) -> None:
+    state, notes = stored
     normalization = _normalization_names(model)
     expected = {
         name: value
@@ -64,7 +102,12 @@ def load_weights(model: nn.Module, path: Path | str) -> None:
         _check_normalization(path, found, model)
     if "n_averaged" not in expected:
         state.pop("n_averaged", None)  # the counter of torch's AveragedModel stands outside of its prefix
-    filled = _rename(state, expected)
+    copies = [name for name in state if ATTACKER in name.split(".")]
+    if copies and len(copies) < len(state) and not any(ATTACKER in name.split(".") for name in expected):
+        state = {name: value for name, value in state.items() if name not in set(copies)}
+        notes.append(f"the second copy under {ATTACKER!r} passed over")
+    filled, prefix = _rename(state, expected)
+    notes += [f"{prefix!r} taken off every name"] if prefix else []
     _check_names(path, filled, expected)
     filled = {name: value for name, value in filled.items() if name in expected}
     _check_shapes(path, filled, expected, _head(model))
@@ -76,6 +119,8 @@ def load_weights(model: nn.Module, path: Path | str) -> None:
         if not bool(usable.all()):
             raise InputError(f"{path}: {_quote(name)} holds values that are not finite")
     model.load_state_dict({**model.state_dict(), **cast})
+    if notes:
+        _LOG.info("%s: %s", path, "; ".join(notes))
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:
@@ -84,20 +129,19 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
     ``.safetensors``, or ``.pt``, ``.pth``, ``.ckpt`` and ``.tar`` of ``torch.save``. Pickles are read by
     torch's restricted unpickler only; one that needs more than tensors and plain values is refused.
     """
-    path = Path(path)
+    return _read(Path(path)).state
+
+
+def _read(path: Path) -> Stored:
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"weights {str(path)!r}: expected a file that ends in {', '.join(SUFFIXES)}")
     if not path.is_file():
         raise InputError(f"weights {str(path)!r}: no such file")
     loaded: Any
     try:
-        if path.suffix.lower() == ".safetensors":
-            loaded = safetensors.torch.load_file(path)
-        else:
-            with warnings.catch_warnings():
-                # Remarks on odd pickles, addressed to the author of the file.
-                warnings.simplefilter("ignore")
-                loaded = torch.load(path, map_location="cpu", weights_only=True)
+        loaded = (safetensors.torch.load_file if path.suffix.lower() == ".safetensors" else _unpickled)(path)
+    except InputError:
+        raise
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
         if wanted is None:
@@ -112,6 +156,49 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
     return _tensors(path, loaded)
 
 
+def _unpickled(path: Path) -> Any:
+    """What ``torch.save`` wrote, by torch's restricted unpickler."""
+    with path.open("rb") as file:
+        is_zip = file.read(4) == b"PK\x03\x04"  # as torch tells the two formats apart
+        file.seek(0)
+        if not is_zip:
+            for _ in range(LEGACY_PICKLES):
+                check_unfolding(path, file)
+    if is_zip:
+        _check_archive(path)
+    with warnings.catch_warnings():
+        # Remarks on odd pickles, addressed to the author of the file.
+        warnings.simplefilter("ignore")
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse what ``torch.save`` never writes: programs, paths out of the archive, and entries that grow when read."""
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        _check_entries(path, entries)
+        for entry in entries:
+            if entry.filename.endswith(".pkl"):
+                with archive.open(entry) as file:
+                    check_unfolding(path, cast(BinaryIO, file))
+
+
+def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
+    if any(entry.filename.split("/")[1:] == ["constants.pkl"] for entry in entries):
+        raise InputError(
+            f"{path} is a TorchScript program, not weights: as a model it is torchscript:{path} with --trust"
+        )
+    size = path.stat().st_size
+    for entry in entries:
+        parts = entry.filename.replace("\\", "/").split("/")
+        if ".." in parts or not parts[0]:
+            raise InputError(f"{path} is refused: its entry {_quote(entry.filename)} leads out of the archive")
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > size:
+            raise InputError(f"{path} is refused: its entry {_quote(entry.filename)} grows when it is read")
+    if sum(entry.file_size for entry in entries) > size:
+        raise InputError(f"{path} is refused: its entries overlap")
+
+
 def digest_model(model: nn.Module) -> str:
     """The fingerprint of a model: its class and every tensor of its state dict, whatever the device."""
     parts: list[str | memoryview] = [type(model).__name__]
@@ -122,15 +209,17 @@ def digest_model(model: nn.Module) -> str:
     return digest(*parts)
 
 
-def _tensors(path: Path, loaded: Any) -> dict[str, Tensor]:
+def _tensors(path: Path, loaded: Any) -> Stored:
     """The state dict in what a file held."""
+    wrappers: list[str] = []
     for _ in WRAPPERS:  # wrappers may be nested; no file needs more levels than there are names
         if not isinstance(loaded, Mapping) or all(isinstance(value, Tensor) for value in loaded.values()):
             break
-        inner = next((loaded[key] for key in WRAPPERS if isinstance(loaded.get(key), Mapping)), None)
-        if inner is None:
+        key = next((key for key in WRAPPERS if isinstance(loaded.get(key), Mapping)), None)
+        if key is None:
             break
-        loaded = inner
+        loaded = loaded[key]
+        wrappers.append(key)
     if not isinstance(loaded, Mapping):
         raise InputError(f"{path} holds {type(loaded).__name__}; expected a state dict")
     if not loaded:
@@ -143,7 +232,8 @@ def _tensors(path: Path, loaded: Any) -> dict[str, Tensor]:
             )
         if not _is_dense(value):
             raise InputError(f"{path}: {_quote(name)} is not a dense tensor")
-    return {name: value.detach() for name, value in loaded.items()}
+    notes = [f"taken out of {' > '.join(map(repr, wrappers))}"] if wrappers else []
+    return Stored({name: value.detach() for name, value in loaded.items()}, notes)
 
 
 def _is_dense(value: Tensor) -> bool:
@@ -153,16 +243,18 @@ def _is_dense(value: Tensor) -> bool:
     return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
-def _rename(state: Mapping[str, Tensor], expected: Collection[str]) -> dict[str, Tensor]:
-    """The tensors under the model's names: prefixes come off, or ``model.`` on, where that fits better."""
-    rest, cut = list(state), 0
-    cuts = [cut]
+def _rename(state: Mapping[str, Tensor], expected: Collection[str]) -> tuple[dict[str, Tensor], str]:
+    """The tensors under the model's names, and the prefix that came off; ``model.`` goes on where that fits better."""
+    rest, prefixes = list(state), [""]
     while prefix := next((p for p in PREFIXES if rest and all(name.startswith(p) for name in rest)), ""):
         rest = [name.removeprefix(prefix) for name in rest]
-        cut += len(prefix)
-        cuts.append(cut)
-    renamed = [{added + name[cut:]: value for name, value in state.items()} for cut in cuts for added in ("", "model.")]
-    return min(renamed, key=lambda names: len(set(expected).symmetric_difference(names)))
+        prefixes.append(prefixes[-1] + prefix)
+    renamed = [
+        ({added + name.removeprefix(prefix): value for name, value in state.items()}, prefix.removesuffix(added))
+        for prefix in prefixes
+        for added in ("", "model.")
+    ]
+    return min(renamed, key=lambda tried: len(set(expected).symmetric_difference(tried[0])))
 
 
 def _check_names(path: Path, names: Iterable[str], expected: Collection[str]) -> None:
@@ -244,6 +336,25 @@ def _check_normalization(path: Path, found: Mapping[str, Tensor], model: nn.Modu
         raise InputError(f"{path} has its own normalisation, {_quote(name)} {stored}{hint}; the model {has}")
 
 
+def _stored_normalization(path: Path, state: Mapping[str, Tensor]) -> tuple[list[float], list[float]] | None:
+    """The mean and deviation of each channel that a file brings; None where it brings none that does anything."""
+    pair = []
+    for leaves, nothing in ((_MEANS, 0.0), (_DEVIATIONS, 1.0)):
+        found = {name: value for name, value in state.items() if _leaf(name) in leaves}
+        if not found:
+            return None
+        name, first = next(iter(found.items()))
+        if not 1 <= first.numel() <= 16 or first.dtype not in _FLOATS:
+            raise InputError(f"{path}: {_quote(name)} is not a normalisation: {first.dtype} of {first.numel()} numbers")
+        values = [float(value) for value in first.flatten()]
+        for other, value in found.items():
+            if not _same(value, values):
+                raise InputError(f"{path} has two normalisations: {_quote(name)} and {_quote(other)} differ")
+        pair.append((values, all(abs(value - nothing) < 1e-6 for value in values)))
+    (mean, zero), (std, one) = pair
+    return None if zero and one else (mean, std)
+
+
 def _same(value: Tensor, needed: Sequence[float]) -> bool:
     """Equal up to the rounding of published constants and of float16."""
     if value.dtype not in _FLOATS or value.numel() != len(needed):
@@ -268,7 +379,7 @@ def _numbers(values: Iterable[float]) -> str:
 
 def _quote(name: object) -> str:
     """A name out of a file, which may be anything: on one line and not too long."""
-    text = repr(name)
+    text = repr(name) if isinstance(name, str) else f"a key of type {type(name).__name__}"
     return text if len(text) <= 100 else text[:100] + "..."
 
 

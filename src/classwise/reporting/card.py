@@ -14,7 +14,7 @@ from classwise.reporting.estimates import Interval
 from classwise.reporting.leaderboard import model_name
 from classwise.reporting.report import ClassReport
 from classwise.reporting.story import sentence
-from classwise.reporting.text import _markdown_escaped as escaped
+from classwise.reporting.text import markdown_escaped as escaped
 from classwise.reporting.text import number, plain
 from classwise.verdicts import NATURAL
 

@@ -227,15 +227,15 @@ def _markdown(subject: Subject, keys: list[str]) -> str:
         return f"| {' | '.join(cells)} |"
 
     def cell(part: _Cell) -> str:
-        text = _markdown_escaped(part.text)
+        text = markdown_escaped(part.text)
         return f"**{text}**" if part.bold else text
 
     grid = _grid(subject, keys)
     return "\n".join(
         [
-            _markdown_escaped(grid.about),
+            markdown_escaped(grid.about),
             "",
-            line([_markdown_escaped(column) for column in grid.columns]),
+            line([markdown_escaped(column) for column in grid.columns]),
             line([":--" if side == "l" else "--:" for side in grid.align]),
             *(line([cell(part) for part in row]) for group in grid.groups for row in group),
             "",
@@ -280,7 +280,7 @@ _MARKDOWN_SIGNS = re.compile(r"[\\`*_\[\]<>&|~$:@]|(?i:(?<=www)\.)")
 """Among them what makes links of bare addresses."""
 
 
-def _markdown_escaped(text: str) -> str:
+def markdown_escaped(text: str) -> str:
     return _MARKDOWN_SIGNS.sub(r"\\\g<0>", plain(text))
 
 

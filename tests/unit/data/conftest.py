@@ -14,10 +14,11 @@ from classwise.data import DatasetCard, ImageSet
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("CLASSWISE_CACHE", str(folder))
-    monkeypatch.delenv("CLASSWISE_DATA", raising=False)
+    if "real_data" not in request.fixturenames:
+        monkeypatch.delenv("CLASSWISE_DATA", raising=False)
     return folder
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from classwise.data import ImageSet, arrays, materialise
 from classwise.data import cache as disk
+from classwise.data.sources import Reading
 from classwise.errors import InputError
-from classwise.progress import SILENT
 
 UINT8 = np.arange(2 * 3 * 2 * 2, dtype=np.uint8).reshape(2, 3, 2, 2)
 FLOAT = UINT8.astype(np.float32) / 255
@@ -109,7 +109,7 @@ def test_digest_is_of_the_content(monkeypatch):
     assert len({one.digest(), *(other.digest() for other in others)}) == 5
     before = one.digest()
     monkeypatch.setattr(arrays, "CHUNK_BYTES", 12)
-    assert one.digest() == build(np.asfortranarray(UINT8)).digest() != before  # several chunks
+    assert build().digest() == build(np.asfortranarray(UINT8)).digest() != before  # several chunks
 
 
 def test_nan_is_found_in_a_later_chunk(monkeypatch):
@@ -131,15 +131,17 @@ class Fake:
     split: str = "test"
     version: str = "a0"
     reads: list[int] = field(default_factory=list)
-    classes: tuple[str, ...] | None = ("a", "b")
+    labels: tuple[int, ...] = (0, 1)
+
+    def origin(self) -> str:
+        return "here"
 
     def fingerprint(self) -> str:
         return self.version
 
-    def read(self, progress=SILENT) -> ImageSet:
+    def open(self) -> Reading:
         self.reads.append(1)
-        labels = np.array([0, 1])
-        return ImageSet(name=self.name, split=self.split, images=UINT8, labels=labels, classes=self.classes)
+        return Reading(2, UINT8.shape[1:], ("a", "b"), [(UINT8, np.array(self.labels))])
 
 
 def same(found: ImageSet) -> bool:
@@ -165,11 +167,10 @@ def test_second_time_from_disk(cache):
     assert meta["shape"] == [2, 3, 2, 2]
 
 
-def test_unknown_classes_stay_unknown():
-    source = Fake(classes=None)
-    materialise(source)
-    assert materialise(source).classes is None
-    assert len(source.reads) == 1
+def test_what_is_wrong_is_said_and_not_kept(cache):
+    with pytest.raises(InputError, match=r"label 7 at index 1; expected 0\.\.1"):
+        materialise(Fake(labels=(0, 7)))
+    assert list(cache.iterdir()) == []
 
 
 def truncate(path: Path) -> None:
@@ -293,9 +294,9 @@ def test_threads_that_build_the_same_entry(cache):
     together = threading.Barrier(4)
 
     class Slow(Fake):
-        def read(self, progress=SILENT) -> ImageSet:
+        def open(self) -> Reading:
             together.wait(10)
-            return super().read()
+            return super().open()
 
     source = Slow()
     found: list[ImageSet] = []
@@ -315,18 +316,19 @@ WORKER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from classwise.data import ImageSet, materialise
+from classwise.data import materialise
+from classwise.data.sources import Reading
 
 here = Path(sys.argv[1])
 
 class Source:
     name, split = "shared", "test"
     def fingerprint(self): return "c0"
-    def read(self, progress):
+    def open(self):
         (here / sys.argv[2]).touch()
         while not all((here / other).exists() for other in "AB"): time.sleep(0.01)
         images = np.arange(4000000, dtype=np.uint8).reshape(100, 1, 200, 200)
-        return ImageSet(name="shared", split="test", images=images, labels=np.zeros(100, int))
+        return Reading(100, (1, 200, 200), ("a",), [(images[:60], np.zeros(60, int)), (images[60:], np.zeros(40, int))])
 
 found = materialise(Source())
 assert found.images.sum(dtype=np.int64) == np.arange(4000000, dtype=np.uint8).sum(dtype=np.int64)

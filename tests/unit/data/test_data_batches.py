@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from classwise.data import Batches, augment, materialise, ordered, to_float
+from classwise.data.sources import Reading
 from classwise.errors import InputError
 
 
@@ -173,7 +174,7 @@ def test_ordered_goes_through_as_told(make_set):
     assert torch.cat([index for _, _, index in ordered(images, None, 4)]).tolist() == list(range(10))
 
 
-def test_memory_mapped_sets_serve_both(make_set):
+def test_memory_mapped_sets_serve_both(make_set, monkeypatch):
     made = make_set(10)
 
     class Source:
@@ -182,14 +183,22 @@ def test_memory_mapped_sets_serve_both(make_set):
         def fingerprint(self) -> str:
             return "0"
 
-        def read(self, progress):
-            return made
+        def open(self) -> Reading:
+            return Reading(len(made), made.images.shape[1:], made.classes, [(made.images, made.labels)])
 
     mapped = materialise(Source())
     assert isinstance(mapped.images, np.memmap)
     batches = Batches(mapped, None, batch_size=10, device="cpu", generator=seeded())
     (x, _, index) = next(iter(batches))
     assert torch.equal(x, to_float(made.images[index.numpy()]))
+    # Too large for the device, the same batches come from the disk.
+    monkeypatch.setattr("classwise.data.batches.RESIDENT_BYTES", 100)
+    settings = {"batch_size": 3, "device": "cpu", "crop": 1, "flip": True}
+    for rows in (None, [8, 1, 5, 2, 9]):
+        held = Batches(made, rows, generator=seeded(), **settings)
+        read = Batches(mapped, rows, generator=seeded(), **settings)
+        for one, other in zip(held, read, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     assert torch.equal(to_float(mapped.images), to_float(made.images))
     (x, _, _), *_ = ordered(mapped, None, 10)
     assert torch.equal(x, to_float(made.images))

@@ -281,6 +281,13 @@ def test_other_faults_of_a_model(model: nn.Module) -> None:
         cw.evaluate(model, "digits", attacks=["fgsm", "fgsm"], eps=EPS)
 
 
+def test_a_model_of_one_output() -> None:
+    """As a binary classifier with a sigmoid has it: there is no other logit to raise."""
+    one, y = nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), torch.zeros(6, dtype=torch.int64)
+    with pytest.raises(InputError, match="the model has one output"):
+        cw.evaluate(one, (torch.rand(6, 1, 8, 8), y), attacks=["fgsm"], eps=EPS)
+
+
 def test_a_directory_of_another_run_is_left_alone(model: nn.Module, tmp_path: Path) -> None:
     out = tmp_path / "out"
     cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=2, out=out)

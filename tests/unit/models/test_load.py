@@ -93,9 +93,13 @@ def test_sizes_of_the_data_reach_the_architecture():
         ("digits-cnn:num_classes=ten", "num_classes = 'ten'"),
         ("digits-cnn:normalize=cifar10", "is for 3 channels"),
         ("wide-resnet:depth=33", "expected 6n + 4"),
-        ("hf:org/name", "models from the Hugging Face hub are not available yet"),
-        ("timm:resnet18", "models from timm are not available yet"),
-        ("torchvision:resnet18", "models from torchvision are not available yet"),
+        ("hf:./gone", "model 'hf:./gone': no such directory"),
+        ("hf:", "no such directory"),
+        ("hf:name", "expected a directory, hf:org/name or hf:org/name@revision"),
+        ("hf:org/name@", "expected a directory"),
+        ("onnx:gone.onnx", "no such file"),
+        ("model.onnx", "write onnx:model.onnx"),
+        ("torchscript:gone.pt", "no such file"),
         ("runs/gone", "no such run directory"),
         ("zoo.py", "expected the name of a factory in it, as in zoo.py:make_model"),
         ("best.safetensors", "is a weights file"),
@@ -331,7 +335,7 @@ def test_normalisation_of_the_file_must_be_the_models(tmp_path, state):
     path = tmp_path / "weights.safetensors"
     inner = {f"1.{name}": value for name, value in state.items()}
     save_file({**inner, **mnist(("0.mean", "0.std"))}, path)
-    said = complaint(load_model, "digits-cnn", weights=path)
+    said = complaint(load_weights, DigitsCNN(), path)
     assert "'0.mean' (0.1307) (normalize=mnist); the model does not normalise" in said
 
     save_file({**inner, "0.mean": torch.tensor([0.5]), "0.std": torch.tensor([0.5])}, path)
@@ -444,7 +448,7 @@ def test_files_that_are_not_there_or_not_ours(tmp_path):
         ({"state_dict": {}}, "holds no weights"),
         ({"epoch": 3, "weights": torch.zeros(1)}, "'epoch' is int; expected a state dict"),
         ({"optimizer": {"state": {}}}, "'optimizer' is dict; expected a state dict"),
-        ({3: torch.zeros(1)}, "3 is Tensor; expected a state dict"),
+        ({3: torch.zeros(1)}, "a key of type int is Tensor; expected a state dict"),
         ({"a": torch.eye(3).to_sparse()}, "'a' is not a dense tensor"),
         ({"a": torch.empty(3, device="meta")}, "'a' is not a dense tensor"),
         ({"a": torch.zeros(1).expand(1 << 40)}, "'a' is not a dense tensor"),

@@ -1,0 +1,159 @@
+"""Images in class folders, as most people keep their own."""
+
+# N examples, C channels, H height, W width
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from classwise.data.decode import Mode, decode_together, decoders, mode_of, read_header, rows_at_a_time, undecodable
+from classwise.data.sources import FORMAT, Part, Reading
+from classwise.errors import InputError, one_line, unknown
+from classwise.files import digest_json
+
+EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+
+SPLIT_FOLDERS = {"train": ("train",), "test": ("test", "val", "valid", "validation")}
+"""Folders that may hold a split, most wanted first; any other split is a folder of its own name."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Images in class sub-folders, ``PATH/<class>/*.png`` or ``PATH/<split>/<class>/*.png``.
+
+    Classes are the sub-folders in sorted order: those of all splits together, so that a label means the same
+    in each. Without folders for splits, every split is the whole folder. Where grey and colour are mixed, all
+    become colour.
+    """
+
+    path: Path
+    split: str = "test"
+
+    @property
+    def name(self) -> str:
+        return f"folder:{self.path}"
+
+    def origin(self) -> str:
+        return str(self.path)
+
+    def fingerprint(self) -> str:
+        root, classes, files, _ = self._scan()
+        return digest_json([FORMAT, classes, states(files, root)])
+
+    def open(self) -> Reading:
+        _, classes, files, labels = self._scan()
+        with decoders() as pool:
+            headers = list(pool.map(_header, files))
+        size = headers[0][0]
+        for file, (other, _) in zip(files, headers, strict=True):
+            if other != size:
+                raise InputError(
+                    f"{self.name}: images of different sizes: {files[0]} is {size[1]}x{size[0]}, "
+                    f"{file} {other[1]}x{other[0]}"
+                )
+        mode: Mode = "L" if all(found == "L" for _, found in headers) else "RGB"
+        return Reading(len(files), (len(mode), *size), tuple(classes), image_files(files, labels, mode, size))
+
+    def _scan(self) -> tuple[Path, list[str], list[Path], list[int]]:
+        """The folder of the split, the classes, and the image files with their labels, in order."""
+        if not self.path.is_dir():
+            raise InputError(f"{self.name}: no such folder")
+        root, classes = self._split_folder()
+        if not classes:
+            raise InputError(f"{self.name}: no sub-folders; expected one for each class")
+        files: list[Path] = []
+        labels: list[int] = []
+        for label, name in enumerate(classes):
+            found = images_below(root / name)
+            files += found
+            labels += [label] * len(found)
+        if not files:
+            raise InputError(f"{self.name}: no image files in {root}; expected {', '.join(sorted(EXTENSIONS))}")
+        return root, classes, files, labels
+
+    def _split_folder(self) -> tuple[Path, list[str]]:
+        known = {name for names in SPLIT_FOLDERS.values() for name in names}
+        # A class may be called "train" too: a split holds folders, a class holds images.
+        inside = {name: subfolders(self.path / name) for name in subfolders(self.path) if name in known}
+        splits = {name: classes for name, classes in inside.items() if classes}
+        if not splits:
+            return self.path, subfolders(self.path)
+        wanted = SPLIT_FOLDERS.get(self.split, (self.split,))
+        chosen = next((name for name in wanted if name in splits), None)
+        if chosen is None:
+            raise unknown(f"split of {self.name}", self.split, splits)
+        return self.path / chosen, sorted({name for classes in splits.values() for name in classes})
+
+
+def image_files(
+    files: Sequence[Path], labels: Sequence[int], mode: Mode, size: tuple[int, int], resize: int | None = None
+) -> Iterator[Part]:
+    """The images of some files, part by part."""
+    rows = rows_at_a_time((len(mode), *size))
+    with decoders() as pool:
+        for begin in range(0, len(files), rows):
+            some = files[begin : begin + rows]
+            images = decode_together(pool, some, mode, size, [str(file) for file in some].__getitem__, resize)
+            yield images, np.array(labels[begin : begin + rows], dtype=np.int64)
+
+
+def images_below(folder: Path) -> list[Path]:
+    """The image files in a folder and its sub-folders, sorted, without hidden ones."""
+    found: list[Path] = []
+    # Not every split has every class.
+    pending = [str(folder)] if folder.is_dir() else []
+    try:
+        while pending:
+            with os.scandir(pending.pop()) as entries:  # many times faster than rglob
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+                    elif entry.name[entry.name.rfind(".") :].lower() in EXTENSIONS and entry.is_file():
+                        found.append(Path(entry.path))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {one_line(error)}") from error
+    return sorted(found)
+
+
+def states(files: Sequence[Path], root: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of files: what changes when they do."""
+    try:
+        found = [file.stat() for file in files]
+    except OSError as error:
+        raise InputError(f"{root}: cannot be read: {one_line(error)}") from error
+    names = [file.relative_to(root).as_posix() for file in files]
+    return [(name, state.st_size, state.st_mtime_ns) for name, state in zip(names, found, strict=True)]
+
+
+def subfolders(path: Path) -> list[str]:
+    """The names of the folders in a folder, sorted, without hidden ones."""
+    return [entry.name for entry in entries(path) if entry.is_dir() and not entry.name.startswith(".")]
+
+
+def entries(path: Path) -> list[Path]:
+    """What is in a folder, sorted."""
+    try:
+        return sorted(path.iterdir())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    """Height and width of an image."""
+    return _header(path)[0]
+
+
+def _header(path: Path) -> tuple[tuple[int, int], Mode]:
+    """Height and width, and the mode that keeps what the image shows."""
+    try:
+        with read_header(path) as image:
+            return (image.height, image.width), mode_of(image)
+    except Exception as error:
+        raise undecodable(str(path), error) from error

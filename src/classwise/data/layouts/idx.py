@@ -1,0 +1,105 @@
+"""MNIST's own format, idx, gzipped or not; Fashion-MNIST comes in the same."""
+
+# N examples
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from classwise.data.cards import DatasetCard
+from classwise.data.decode import rows_at_a_time
+from classwise.data.folders import entries
+from classwise.data.sources import Part, Reading
+from classwise.errors import InputError, one_line
+
+PREFIX = {"train": "train", "test": "t10k"}
+UNSIGNED_BYTE = 0x08
+HARM = (OSError, EOFError, zlib.error)
+"""What reading a damaged file raises."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idx:
+    """``train-images-idx3-ubyte`` and ``train-labels-idx1-ubyte``, and the same with ``t10k``; perhaps with ``.gz``."""
+
+    places: tuple[str, ...]
+
+    def files(self, folder: Path, split: str) -> list[Path]:
+        pattern = re.compile(r"(train|t10k)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
+        files = [file for file in reversed(entries(folder)) if file.is_file()]
+        matches = [(pattern.fullmatch(file.name), file) for file in files]
+        # Of an unpacked file and its archive the later one, which is the unpacked one, is taken.
+        there = {match.group(1, 2): file for match, file in matches if match}
+        if not there:
+            return []
+        wanted = [(PREFIX.get(split, split), what) for what in ("images", "labels")]
+        for prefix, what in wanted:
+            if (prefix, what) not in there:
+                raise InputError(f"{folder}: {prefix}-{what}-idx{3 if what == 'images' else 1}-ubyte is missing")
+        return [there[key] for key in wanted]
+
+    def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
+        return card
+
+    def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
+        images, labels = self.files(folder, split)
+        with _opened(images) as file:
+            count, *size = _header(file, images, 3)
+        with _opened(labels) as file:
+            (others,) = _header(file, labels, 1)
+        if tuple(size) != card.size:
+            raise InputError(f"{images}: images of {size[0]}x{size[1]} pixels; expected {card.size[0]}x{card.size[1]}")
+        if count != others:
+            raise InputError(f"{images} holds {count} images, but {labels} {others} labels")
+        return Reading(count, card.shape, card.classes, _parts(images, labels, card, count))
+
+
+def _parts(images: Path, labels: Path, card: DatasetCard, count: int) -> Iterator[Part]:
+    rows = rows_at_a_time(card.shape)
+    with _opened(images) as pixels, _opened(labels) as numbers:
+        _header(pixels, images, 3)
+        _header(numbers, labels, 1)
+        for start in range(0, count, rows):
+            n = min(rows, count - start)
+            found = _exactly(pixels, images, n * card.size[0] * card.size[1])
+            yield found.reshape(n, *card.shape), _exactly(numbers, labels, n).astype(np.int64)
+        for file, path in ((pixels, images), (numbers, labels)):
+            if _read(file, path, 1):
+                raise InputError(f"{path}: more bytes than its header announces")
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
+
+
+def _header(file: BinaryIO, path: Path, dimensions: int) -> list[int]:
+    """The lengths of the dimensions."""
+    found = _exactly(file, path, 4 + 4 * dimensions)
+    if found[:4].tolist() != [0, 0, UNSIGNED_BYTE, dimensions]:
+        raise InputError(f"{path}: not an idx file of bytes in {dimensions} dimensions")
+    return [int(length) for length in found[4:].view(">u4")]
+
+
+def _exactly(file: BinaryIO, path: Path, count: int) -> np.ndarray:
+    found = _read(file, path, count)
+    if len(found) != count:
+        raise InputError(f"{path}: ends before what its header announces")
+    return np.frombuffer(found, dtype=np.uint8)
+
+
+def _read(file: BinaryIO, path: Path, count: int) -> bytes:
+    try:
+        return file.read(count)
+    except HARM as error:
+        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error

@@ -1,0 +1,46 @@
+"""STL-10 as published: files of bytes, one of images and one of labels for each split."""
+
+# N examples
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from classwise.data.cards import DatasetCard
+from classwise.data.decode import rows_at_a_time
+from classwise.data.layouts.base import whole
+from classwise.data.layouts.records import count_records, read_records
+from classwise.data.sources import Part, Reading
+from classwise.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stl10Binary:
+    """Planes of red, green and blue, column by column, as MATLAB has them; labels from 1 to 10."""
+
+    places: tuple[str, ...]
+
+    def files(self, folder: Path, split: str) -> list[Path]:
+        every = [f"{part}_{what}.bin" for part in ("train", "test") for what in "Xy"]
+        return whole(folder, [f"{split}_X.bin", f"{split}_y.bin"], every)
+
+    def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
+        return card
+
+    def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
+        images, labels = self.files(folder, split)
+        count, others = count_records(images, 3 * 96 * 96), count_records(labels, 1)
+        if count != others:
+            raise InputError(f"{images} holds {count} images, but {labels} {others} labels")
+        return Reading(count, card.shape, card.classes, _parts(images, labels, card))
+
+
+def _parts(images: Path, labels: Path, card: DatasetCard) -> Iterator[Part]:
+    rows = rows_at_a_time(card.shape)
+    both = zip(read_records(images, 3 * 96 * 96, rows), read_records(labels, 1, rows), strict=True)
+    for pixels, numbers in both:
+        yield pixels.reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2), numbers[:, 0].astype(np.int64) - 1

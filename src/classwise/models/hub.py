@@ -1,0 +1,148 @@
+"""Models from the Hugging Face hub, its cache, or a folder that is laid out like a repository there.
+
+Only configurations and safetensors are fetched and read: no pickles, and never code of a repository. The image
+processor of a model of transformers becomes a part of the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from classwise.errors import InputError, one_line
+from classwise.models.exported import CONFIG, SCHEMA, read_config
+from classwise.models.extras import optional
+from classwise.models.preprocess import Prepared, Resize
+
+PROCESSOR = "preprocessor_config.json"
+FILES = (CONFIG, "*.safetensors", PROCESSOR, "*.safetensors.index.json")
+"""What is fetched of a repository."""
+
+RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""Pillow's ways of resizing, by their numbers."""
+
+STEPS = {"do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"}
+"""What a processor may do to an image here; images are RGB already."""
+
+
+def folder_of(spec: str) -> Path:
+    """The folder that ``hf:DIR`` or ``hf:org/name@revision`` names, fetched if need be."""
+    place = spec.partition(":")[2].strip()
+    folder = Path(place).expanduser()
+    if place and folder.is_dir():
+        return folder
+    if not place or place.startswith((".", "/", "~")):
+        raise InputError(f"model {spec!r}: no such directory")
+    repository, at, revision = place.partition("@")
+    if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", repository, re.ASCII) or (at and not revision):
+        raise InputError(f"model {spec!r}: expected a directory, hf:org/name or hf:org/name@revision")
+    return fetch(repository, revision or None, FILES, _is_complete)
+
+
+def fetch(repository: str, revision: str | None, files: Sequence[str], complete: Callable[[Path], bool]) -> Path:
+    """A folder with some files of a repository: of the hub's cache where that is complete, else downloaded."""
+    from huggingface_hub import snapshot_download
+
+    # First without the network: once downloaded, the same files serve every later run.
+    for offline in (True, False):
+        try:
+            folder = Path(
+                snapshot_download(repository, revision=revision, allow_patterns=list(files), local_files_only=offline)
+            )
+        except Exception as error:  # the hub, the network and the disk each have errors of their own
+            if not offline:
+                raise InputError(
+                    f"cannot download {repository} from the Hugging Face hub: {one_line(error, 120)}"
+                ) from error
+        else:
+            if complete(folder):
+                return folder
+    raise InputError(f"{repository} on the Hugging Face hub has not all of {', '.join(files[:3])}")
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether a model could be loaded from it; an export of ours has no image processor."""
+    if not (folder / CONFIG).is_file() or not any(folder.glob("*.safetensors")):
+        return False
+    return (folder / PROCESSOR).is_file() or read_config(folder).get("schema") == SCHEMA
+
+
+def transformers_model(folder: Path, num_classes: int | None) -> nn.Module:
+    """A classifier of transformers that takes images in [0, 1], prepared by what its image processor says."""
+    transformers = optional("transformers", "hf")
+    settings = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        with _quiet(transformers.utils.logging):
+            model, found = transformers.AutoModelForImageClassification.from_pretrained(
+                folder, use_safetensors=True, output_loading_info=True, **settings
+            )
+            processor = transformers.AutoImageProcessor.from_pretrained(folder, **settings)
+    except Exception as error:  # whatever is wrong in files of others
+        raise InputError(f"{folder} is not a classifier that transformers can load: {one_line(error, 200)}") from error
+    absent = [*found["missing_keys"], *found["mismatched_keys"]]
+    if absent:  # transformers would begin with random weights there
+        raise InputError(f"{folder} lacks {len(absent)} weights of its model, as {str(absent[0])[:80]!r}")
+    if num_classes is not None and model.config.num_labels != num_classes:
+        raise InputError(f"{folder} tells {model.config.num_labels} classes apart, but {num_classes} are needed")
+    try:
+        return prepared(model, processor.to_dict())
+    except InputError as error:
+        raise InputError(f"{folder}: {error}") from error
+    except Exception as error:  # numbers that are texts, keys that are not there
+        raise InputError(f"{folder}: its image processor cannot be read: {one_line(error, 120)}") from error
+
+
+@contextmanager
+def _quiet(log: Any) -> Iterator[None]:
+    """No bars and warnings of transformers; what is wrong comes as an exception or is checked here."""
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+
+
+def prepared(model: nn.Module, processor: Mapping[str, Any]) -> nn.Module:
+    """The model behind its image processor, given as what stands in ``preprocessor_config.json``."""
+    strange = [key for key, value in processor.items() if key.startswith("do_") and value and key not in STEPS]
+    strange += [key for key in ("rescale_offset",) if processor.get(key)]
+    if strange:
+        raise InputError(f"its image processor has {strange[0]}, which cannot be put into the model here")
+    # Processors begin with pixels from 0 to 255.
+    scale = 255 * float(processor["rescale_factor"]) if processor.get("do_rescale") else 255.0
+    mean, std = [0.0], [1.0]
+    if processor.get("do_normalize"):
+        mean, std = processor["image_mean"], processor["image_std"]
+    return Prepared(model, _resize(processor), [value / scale for value in mean], [value / scale for value in std])
+
+
+def _resize(processor: Mapping[str, Any]) -> Resize | None:
+    size, crop = processor.get("size"), None
+    if processor.get("do_center_crop"):
+        crop = _sides(processor["crop_size"])
+        if not processor.get("do_resize"):
+            raise InputError("its image processor crops without resizing, which cannot be put into the model here")
+    if not processor.get("do_resize"):
+        return None
+    mode = RESAMPLING[int(processor.get("resample", 2))]
+    share = processor.get("crop_pct")  # ConvNeXt's way: small images are cut from larger ones
+    if share is not None:
+        side = int(dict(size or {}).get("shortest_edge", 0))
+        return Resize(int(side / share), mode, (side, side)) if side < 384 else Resize((side, side), mode)
+    sides = dict(size or {})
+    return Resize(int(sides["shortest_edge"]) if set(sides) == {"shortest_edge"} else _sides(sides), mode, crop)
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    if not isinstance(size, Mapping) or set(size) != {"height", "width"}:
+        raise InputError(f"its image processor has sizes {str(size)[:80]!r}; expected height and width")
+    return int(size["height"]), int(size["width"])

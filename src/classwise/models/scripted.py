@@ -1,0 +1,37 @@
+"""TorchScript files: programs, which run only where somebody says that they may."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from classwise.errors import InputError, one_line
+
+
+class Scripted(nn.Module):
+    """A TorchScript module behind one of Python's, which unlike it can be watched by hooks."""
+
+    def __init__(self, script: nn.Module) -> None:
+        super().__init__()
+        self.script = script
+
+    def forward(self, x: Tensor) -> Any:
+        return self.script(x)
+
+
+def load_script(path: Path, *, trust: bool) -> nn.Module:
+    """The module in a TorchScript file."""
+    if not path.is_file():
+        raise InputError(f"model 'torchscript:{path}': no such file")
+    if not trust:
+        raise InputError(f"{path} is a program that runs when the model is asked: add --trust if you know its author")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls the format deprecated; the user has the file all the same
+            return Scripted(torch.jit.load(path, map_location="cpu"))  # type: ignore[no-untyped-call]
+    except Exception as error:  # RuntimeError, and whatever a damaged archive raises
+        raise InputError(f"{path} is not a TorchScript file: {one_line(error, 120)}") from error

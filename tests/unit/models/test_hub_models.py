@@ -1,0 +1,219 @@
+"""Models of transformers from folders and from the hub's cache: prepared as their own image processor prepares."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from classwise.errors import InputError
+from classwise.models.hub import prepared
+from classwise.models.load import build_model, load_model
+from classwise.models.preprocess import Resize
+
+transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny transformer with four classes and its processor, as transformers saves them."""
+    folder = tmp_path_factory.mktemp("vit")
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8, num_labels=4)
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    size = {"height": 16, "width": 16}
+    mean, std = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
+    transformers.ViTImageProcessor(size=size, image_mean=mean, image_std=std, resample=3).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def change(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def picture(height: int, width: int, seed: int = 0) -> Image.Image:
+    """Noise of medium contrast: where bicubic overshoots 0 or 255, Pillow cuts off between the two directions too."""
+    values = np.random.default_rng(seed).integers(64, 192, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+def in_unit_range(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255
+
+
+class Seen(nn.Module):
+    """Gives back what it is given, flat."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)
+
+
+def test_a_folder_answers_as_its_own_processor_and_model_do(saved):
+    model = load_model(f"hf:{saved}", num_classes=4)
+    assert not model.training
+    processor = transformers.AutoImageProcessor.from_pretrained(saved)
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(saved).eval()
+    image = picture(16, 16)  # of the model's size, so that nothing is rounded to 8 bits on the way
+    with torch.no_grad():
+        wanted = theirs(processor(image, return_tensors="pt")["pixel_values"]).logits
+        assert torch.allclose(model(in_unit_range(image)), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (12, 12), (23, 31), (31, 23)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("ViTImageProcessor", {"size": {"height": 16, "width": 20}, "resample": 2}),
+        ("ViTImageProcessor", {"size": {"height": 16, "width": 16}, "resample": 3}),
+        ("ViTImageProcessor", {"size": {"height": 16, "width": 16}, "resample": 0}),
+        ("ViTImageProcessor", {"size": {"height": 16, "width": 16}, "do_normalize": False}),
+        ("ViTImageProcessor", {"size": {"height": 16, "width": 16}, "rescale_factor": 1 / 127.5}),
+        ("ViTImageProcessor", {"do_resize": False, "do_rescale": False}),
+        ("CLIPImageProcessor", {"size": {"shortest_edge": 20}, "crop_size": {"height": 16, "width": 18}}),
+        ("ConvNextImageProcessor", {"size": {"shortest_edge": 14}, "crop_pct": 0.875}),
+        ("ConvNextImageProcessor", {"size": {"shortest_edge": 384}}),
+    ],
+)
+def test_the_processor_in_the_model_is_the_processor(kind, settings, shape):
+    """Up to Pillow's rounding to 8 bits, half a level after each of the two directions.
+
+    The second direction may stretch what the first has rounded by the sum of its absolute weights: 1 where they are
+    positive, 1.25 for bicubic (-1/16, 9/16, 9/16, -1/16).
+    """
+    processor = getattr(transformers, kind)(**settings)
+    image = picture(*shape)
+    wanted = torch.as_tensor(np.array(processor(image, return_tensors="np")["pixel_values"]))
+    own = prepared(Seen(), processor.to_dict())
+    got = own(in_unit_range(image)).reshape(wanted.shape)
+    level = float((1 / 255 / own.normalize.std).max())
+    levels = 0.5 * (1.25 if processor.resample == 3 else 1) + 0.5
+    assert torch.allclose(got, wanted, rtol=1e-5, atol=(1.01 * levels * level if processor.do_resize else 1e-4))
+    assert float(wanted.std()) > 3 * level  # the tolerance is small beside what is compared
+
+
+def test_a_gradient_comes_back_through_the_preparation(saved):
+    x = torch.rand(2, 3, 40, 40, requires_grad=True)
+    load_model(f"hf:{saved}")(x).sum().backward()
+    assert x.grad is not None
+    assert bool((x.grad != 0).any())
+
+
+def test_a_folder_that_does_not_fit_the_data(saved):
+    with pytest.raises(InputError, match="tells 4 classes apart, but 10 are needed"):
+        load_model(f"hf:{saved}", num_classes=10)
+    with pytest.raises(InputError, match="has weights of its own"):
+        load_model(f"hf:{saved}", weights="x.pt")
+    with pytest.raises(InputError, match="can be evaluated, but not be built anew"):
+        build_model(f"hf:{saved}")
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "said"),
+    [
+        ("config.json", {"num_hidden_layers": 2}, "lacks 16 weights of its model"),
+        ("config.json", {"model_type": "nobody"}, "is not a classifier that transformers can load"),
+        ("preprocessor_config.json", {"resample": 1}, "resized by 'lanczos'"),
+        ("preprocessor_config.json", {"do_flip_channel_order": True}, "has do_flip_channel_order"),
+        ("preprocessor_config.json", {"size": {"height": 10**9, "width": 8}}, "expected sides from 1 to 4096"),
+        ("preprocessor_config.json", {"size": {"height": "x", "width": 8}}, "cannot be read"),
+        ("preprocessor_config.json", {"image_mean": [0.5]}, "one number a channel"),
+        ("preprocessor_config.json", {"image_std": [0.0, 0.1, 0.1]}, "positive deviations"),
+    ],
+)
+def test_folders_that_are_wrong(copy, file, changes, said):
+    change(copy / file, **changes)
+    with pytest.raises(InputError) as caught:
+        load_model(f"hf:{copy}")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000, '"text"', "{}"])
+def test_configurations_that_are_none(copy, content):
+    (copy / "config.json").write_text(content)
+    with pytest.raises(InputError):
+        load_model(f"hf:{copy}")
+
+
+def test_nothing_of_a_repository_is_run(copy):
+    trace = copy / "trace"
+    (copy / "evil.py").write_text(f"open({str(trace)!r}, 'w')\n")
+    change(
+        copy / "config.json",
+        model_type="evil",
+        auto_map={"AutoConfig": "evil.Config", "AutoModelForImageClassification": "evil.Model"},
+    )
+    change(copy / "preprocessor_config.json", auto_map={"AutoImageProcessor": "evil.Processor"})
+    with pytest.raises(InputError, match="is not a classifier that transformers can load"):
+        load_model(f"hf:{copy}")
+    change(copy / "config.json", schema="classwise/model/1", architecture=f"{copy / 'evil.py'}:make")
+    change(copy / "config.json", num_classes=1, in_channels=1, classes=["a"])
+    with pytest.raises(InputError, match="is not one that is known here"):
+        load_model(f"hf:{copy}")
+    assert not trace.exists()
+
+
+def test_pickled_weights_are_not_read(copy):
+    (copy / "model.safetensors").unlink()
+    torch.save({}, copy / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"no file named model\.safetensors"):
+        load_model(f"hf:{copy}")
+
+
+def test_the_cache_of_the_hub_serves_without_a_network(saved, tmp_path):
+    cache = tmp_path / "models--org--tiny"
+    shutil.copytree(saved, cache / "snapshots" / COMMIT)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(COMMIT)
+    code = (
+        "import sys, torch\nfrom classwise.models.load import load_model\n"
+        "for spec in sys.argv[1:]:\n"
+        "    try:\n        print(load_model(spec)(torch.full((1, 3, 16, 16), 0.25)).tolist())\n"
+        "    except ValueError as error:\n        print(error)\n"
+    )
+    specs = ["hf:org/tiny", f"hf:org/tiny@{COMMIT}", f"hf:{saved}", "hf:org/gone", "hf:org/tiny@other"]
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *specs], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    *answers, gone, other = done.stdout.splitlines()
+    assert len(answers) == 3
+    assert len(set(answers)) == 1
+    assert answers[0].startswith("[[")
+    assert gone.startswith("cannot download org/gone from the Hugging Face hub: ")
+    assert other.startswith("cannot download org/tiny from the Hugging Face hub: ")
+
+
+@pytest.mark.parametrize(("size", "mode"), [((0, 8), "bilinear"), (5000, "bilinear"), (8, "hamming")])
+def test_sizes_and_ways_that_cannot_be(size, mode):
+    with pytest.raises(InputError):
+        Resize(size, mode)
+
+
+def test_resized_images_stay_images():
+    x = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (1, 3, 8, 8))).float()
+    resized = Resize((13, 13), "bicubic")(x)
+    assert float(resized.min()) == 0
+    assert float(resized.max()) == 1
+
+
+def test_a_crop_that_is_larger_than_the_image():
+    with pytest.raises(InputError, match="too small for a crop"):
+        Resize((8, 8), crop=(9, 8))(torch.rand(1, 3, 4, 4))
