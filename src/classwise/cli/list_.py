@@ -95,8 +95,14 @@ def _models() -> list[Listing]:
 
 def _datasets() -> list[Listing]:
     from classwise.data import DATASETS
+    from classwise.data.cards import Choice, DatasetCard
 
-    return [Listing("datasets", [[name, "", f"{len(card.classes)} classes"] for name, card in DATASETS.items()])]
+    def about(card: DatasetCard) -> str:
+        groups = f" in {len(card.superclasses)} superclasses" if card.superclasses else ""
+        size = "x".join(str(side) for side in card.shape)
+        return f"{len(card.classes)} classes{groups}, images of {size}, from {card.hub or 'scikit-learn'}"
+
+    return [Listing("datasets", [[name, _settings(Choice), about(card)] for name, card in DATASETS.items()])]
 
 
 def _recipes() -> list[Listing]:
@@ -143,7 +149,7 @@ def _settings(factory: Callable[..., Any]) -> str:
 
 def _setting(name: str, default: Any) -> str:
     """A default as it would be written in a spec; the bare name where there is none."""
-    if default is None:
+    if default is None or default == ():
         return name
     if is_dataclass(default) and not isinstance(default, type):
         usual: Any = type(default)()
