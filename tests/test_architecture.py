@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "noise": set(),
     "forward": {"errors"},
     "fusing": set(),
+    "threads": {"forward"},
     "types": {"errors", "noise"},
     "threat": GROUND | {"noise", "fusing"},
     "metrics": {"errors"},
@@ -38,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "corruptions": GROUND | {"noise"},
     "objectives": GROUND | {"types", "forward", "noise", "threat", "attacks"},
     "policies": GROUND | {"types"},
-    "training": GROUND | {"types", "forward", "fusing", "noise", "data", "metrics", "rundir", "engine"},
+    "training": GROUND | {"types", "forward", "threads", "fusing", "noise", "data", "metrics", "rundir", "engine"},
     "reporting": GROUND | {"metrics", "verdicts"},
     "evaluation": GROUND
     | {"types", "forward", "noise", "threat", "attacks", "data", "models", "metrics", "verdicts", "rundir"}

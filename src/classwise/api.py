@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
+import numpy as np
 import torch
 from torch import nn
 
 from classwise.attacks import ATTACKS, Transfer
-from classwise.data import ImageSet, balanced_split, load_data
+from classwise.data import ImageSet, balanced_split, balanced_subset, load_data
 from classwise.engine import EngineName
 from classwise.errors import InputError, one_line, unknown
 from classwise.evaluation.command import command
@@ -26,7 +27,7 @@ from classwise.objectives import OBJECTIVES
 from classwise.plugins import absolute
 from classwise.policies import POLICIES
 from classwise.progress import SILENT, Progress
-from classwise.recipes import Recipe, load_recipe
+from classwise.recipes import PhaseChoice, Recipe, load_recipe
 from classwise.reporting import ClassReport
 from classwise.rundir import RunDirectory, versions
 from classwise.spec import Spec, build, convert
@@ -38,6 +39,7 @@ from classwise.training.guard import Guard
 from classwise.training.loggers import Logger, make_loggers
 from classwise.training.loop import Job, Outcome, Plan, fit
 from classwise.training.optimizers import OPTIMIZERS
+from classwise.training.phases import Phase
 from classwise.training.pseudo_labels import pseudo_labelled
 from classwise.training.schedules import SCHEDULES
 from classwise.training.weight_perturbation import WeightPerturbation
@@ -186,7 +188,8 @@ def train_together(
     jobs = []
     for (directory, recipe), plan in zip(read.items(), plans, strict=True):
         asked = recipe.model_dump()
-        fingerprint = digest_json([asked, plan.images.digest(), versions()["classwise"], versions()["torch"]])
+        digests = [phase.images.digest() for phase in plan.phases]
+        fingerprint = digest_json([asked, digests, versions()["classwise"], versions()["torch"]])
         details = {
             "asked": {**asked, "model": absolute(str(Spec.parse(recipe.model)))},
             "num_classes": plan.num_classes,
@@ -224,7 +227,8 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
         raise InputError(
             f"policy {recipe.policy['name']!r} fine-tunes a robust model: name its run in the recipe's start"
         )
-    images = load_data(recipe.data.name, split="train", progress=progress)
+    phases = _phases(recipe, progress)
+    images = phases[0].images
     num_classes = len(images.classes) if images.classes is not None else int(images.labels.max()) + 1
     classes = images.classes or tuple(str(label) for label in range(num_classes))
     task = Task(classes=classes, beta=float(getattr(objective, "beta", 1.0)))
@@ -233,21 +237,21 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
     if recipe.data.without_class is not None:
         left_out = images.labels == task.label(recipe.data.without_class)
         train, validation = train[~left_out[train]], validation[~left_out[validation]]
-    size = min(images.images.shape[2:])
-    if recipe.augment.crop >= size:
-        raise InputError(f"augment.crop = {recipe.augment.crop} would move images of {size} pixels out of sight")
+    if recipe.data.per_class is not None:
+        train = train[balanced_subset(images.labels[train], recipe.data.per_class, num_classes, recipe.seed)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         asked = str(Spec.parse(recipe.model))
         model = build_model(asked, num_classes=num_classes, in_channels=images.images.shape[1])
-    _check_trainable(model, images, num_classes)
+    for phase in phases:
+        _check_trainable(model, phase.images, num_classes)
     objective.on_epoch(model, 1)  # a model that does not go with it is said now
     if recipe.start is not None:
         warm_start(model, recipe.start)
     return Plan(
         name=recipe.name,
         model=model,
-        images=images,
+        phases=phases,
         train=train,
         validation=validation,
         extra=_extra_images(recipe, images, device, progress),
@@ -257,8 +261,6 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
         optimizer=optimizer,
         schedule=schedule,
         epochs=recipe.epochs,
-        batch_size=recipe.batch_size,
-        crop=recipe.augment.crop,
         flip=recipe.augment.flip,
         ema=recipe.ema,
         fawa=_settings("fawa", FAWASettings, recipe.fawa),
@@ -298,6 +300,28 @@ def _check_validation(recipe: Recipe, policy: Policy) -> None:
     for what, wants in wanting.items():
         if wants:
             raise InputError(f"{what} needs validation images: set validation_per_class to more than 0")
+
+
+def _phases(recipe: Recipe, progress: Progress) -> tuple[Phase, ...]:
+    """The images of every phase; a recipe that names none is one phase."""
+    phases = []
+    for wanted in recipe.phases or [PhaseChoice(epochs=recipe.epochs)]:
+        spec = recipe.data.name if wanted.data is None else wanted.data
+        phase = Phase(
+            epochs=wanted.epochs,
+            images=load_data(spec, split="train", progress=progress),
+            batch_size=recipe.batch_size if wanted.batch_size is None else wanted.batch_size,
+            crop=recipe.augment.crop if wanted.crop is None else wanted.crop,
+        )
+        phases.append(phase)
+        first, size = phases[0].images, min(phase.images.images.shape[2:])
+        if not np.array_equal(phase.images.labels, first.labels) or phase.images.classes != first.classes:
+            raise InputError(f"phase {len(phases)} has other examples ({spec}) than the first")
+        if phase.crop >= size:
+            raise InputError(f"augment.crop = {phase.crop} would move images of {size} pixels out of sight")
+    if recipe.data.extra is not None and len({phase.images.images.shape[1:] for phase in phases}) > 1:
+        raise InputError("extra images have one size, and so must the images of all phases")
+    return tuple(phases)
 
 
 def _extra_images(recipe: Recipe, images: ImageSet, device: torch.device, progress: Progress) -> ImageSet | None:

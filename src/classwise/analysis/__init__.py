@@ -27,6 +27,7 @@ from classwise.analysis.several import MOST_RUNS
 from classwise.analysis.similarity import similarity
 from classwise.analysis.subject import Subject
 from classwise.analysis.trade_off import trade_off
+from classwise.analysis.universality import universality
 from classwise.analysis.weight_norms import weight_norms
 from classwise.errors import InputError, unknown
 from classwise.progress import SILENT, Progress
@@ -65,6 +66,9 @@ QUESTIONS: dict[str, Question] = {
     ),
     "gap": Question(ask=gap, about="what training does to the gap between classes", takes=(2, None)),
     "radar": Question(ask=radar, about="models around one centre, class by class", takes=(2, MOST_RUNS)),
+    "universality": Question(
+        ask=universality, about="whether the same classes are weak however a model is made", takes=(2, None)
+    ),
     "corruptions": Question(ask=corruptions, about="whether corruptions and attacks hit the same classes"),
     "weight-norms": Question(
         ask=weight_norms, about="whether the last layer's weights of a class go with its robustness", takes=(1, 2)
@@ -121,5 +125,6 @@ __all__ = [
     "radar",
     "similarity",
     "trade_off",
+    "universality",
     "weight_norms",
 ]

@@ -7,10 +7,12 @@ be interrupted and asked again.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -37,22 +39,44 @@ def trained(
     """Train a run's recipe anew, into each directory with these changes; with workers several at a time."""
     recipe = recipe_of(subject)
     recipes = {place: load_recipe(recipe, dict(change)) for place, change in changes.items()}
+    done_by(workers, _train, list(recipes.items()), "trainings", progress)
+
+
+def _train(job: tuple[Path, Recipe], progress: Progress = SILENT) -> None:
+    train_together(dict([job]), resume=True, progress=progress)
+
+
+def done_by(
+    workers: int, work: Callable[..., None], jobs: Sequence[Any], what: str, progress: Progress = SILENT
+) -> None:
+    """Do jobs one after the other, or with workers several at a time, in processes that share the cores.
+
+    ``work`` takes a job and ``progress``; a process of its own reports nothing.
+    """
     if workers < 1:
         raise InputError(f"workers = {workers}: expected at least 1")
     if workers == 1:
-        for place, one in recipes.items():
-            train_together({place: one}, resume=True, progress=progress)
+        for job in jobs:
+            work(job, progress=progress)
         return
-    progress.start(f"{len(recipes)} trainings", len(recipes))
+    progress.start(f"{len(jobs)} {what}", len(jobs))
     threads = max(1, (os.cpu_count() or 1) // workers)
-    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
-        for _ in pool.map(_train, recipes.items()):
+    with ProcessPoolExecutor(workers, get_context("spawn"), _begin, (threads, os.getpid())) as pool:
+        for _ in pool.map(work, jobs):
             progress.advance(1)
     progress.finish()
 
 
-def _train(job: tuple[Path, Recipe]) -> None:
-    train_together(dict([job]), resume=True)
+def _begin(threads: int, parent: int) -> None:
+    torch.set_num_threads(threads)
+    Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """A worker whose parent was killed would go on with what it has."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def evaluated(subject: Subject, place: Path, *, attack: str, progress: Progress = SILENT) -> Subject:

@@ -16,6 +16,7 @@ def study(
     name: Annotated[str, typer.Argument(help="A study's name (see classwise list studies) or a TOML file.")],
     out: Annotated[Path, typer.Option(help="Directory for runs, answers and the page.")],
     engine: Annotated[str, typer.Option(help="Where runs are done: local.")] = "local",
+    workers: Annotated[int, typer.Option(help="Runs done at a time, each in a process of its own.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted study.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
 ) -> None:
@@ -25,7 +26,9 @@ def study(
 
     if engine != "local":
         raise InputError(f"engine {engine!r} is not available yet: expected local")
-    found = conduct(load_study(name), out, name=Path(name).stem, resume=resume, progress=ConsoleProgress())
+    found = conduct(
+        load_study(name), out, name=Path(name).stem, resume=resume, workers=workers, progress=ConsoleProgress()
+    )
     if as_json:
         say_json({key: answer.model_dump(mode="json", by_alias=True) for key, answer in found.answers.items()})
         return

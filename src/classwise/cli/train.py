@@ -81,6 +81,7 @@ def _show(run: Run) -> None:
             f"natural {number(best['natural']['overall'])}, under attack {number(best['robust']['overall'])}, worst "
             f"class {plain(run.classes[worst['label']])} at {number(worst['value'])}"
         )
-    following = ["classwise", "evaluate", "--model", str(out), "--data", run.recipe.data.name, "--eps", run.recipe.eps]
+    following = ["classwise", "evaluate", "--model", str(out), "--data", run.recipe.data_at_the_end]
+    following += ["--eps", run.recipe.eps]
     following += [] if run.recipe.norm == "Linf" else ["--norm", run.recipe.norm]
     say(f"next: {shlex.join([*following, '--out', str(out)])}")

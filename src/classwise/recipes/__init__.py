@@ -41,9 +41,21 @@ class DataChoice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(description="a data set by name or spec")
+    per_class: int | None = Field(None, ge=1, description="train on so many images of each class, drawn by the seed")
     without_class: str | int | None = Field(None, description="a class to leave out, by name or number; labels stay")
     extra: str | None = Field(None, description="a data spec of further images, which make up half of every batch")
     labeler: str | None = Field(None, description="a model spec; its predictions are the labels of the extra images")
+
+
+class PhaseChoice(BaseModel):
+    """Some epochs of a training; what is not said is as in the rest of the recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: int = Field(ge=1)
+    data: str | None = Field(None, description="the same images at another size, as imagenet:resize=160,crop=128")
+    batch_size: int | None = Field(None, ge=1)
+    crop: int | None = Field(None, ge=0, description="as in augment")
 
 
 class Recipe(BaseModel):
@@ -62,6 +74,7 @@ class Recipe(BaseModel):
     validation_attack: Table = Field({"name": "pgd", "steps": 10}, description="measures validation accuracy")
     epochs: int = Field(ge=1)
     batch_size: int = Field(128, ge=1)
+    phases: list[PhaseChoice] = Field([], description="epochs on images of different sizes, one after the other")
     start: str | None = Field(None, description="a run directory or a weights file to start from")
     optimizer: Table = {"name": "sgd"}
     schedule: Table = {"name": "constant"}
@@ -89,6 +102,19 @@ class Recipe(BaseModel):
     @classmethod
     def _named(cls, given: Any) -> Any:
         return {"name": given} if isinstance(given, str) else given
+
+    @field_validator("phases")
+    @classmethod
+    def _whole(cls, given: list[PhaseChoice], info: ValidationInfo) -> list[PhaseChoice]:
+        total, epochs = sum(phase.epochs for phase in given), info.data.get("epochs")  # which stands before phases
+        if given and epochs is not None and total != epochs:
+            raise ValueError(f"the phases have {total} epochs, the recipe {epochs}")
+        return given
+
+    @property
+    def data_at_the_end(self) -> str:
+        """The images of the last phase, at whose size the model is asked afterwards."""
+        return (self.phases[-1].data if self.phases else None) or self.data.name
 
     @field_validator("eps", mode="before")
     @classmethod
@@ -185,11 +211,10 @@ def _override(content: Table, key: str, value: Any) -> None:
 def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
+    tables: dict[str, type[BaseModel]] = {"augment": Augment, "data": DataChoice, "phases": PhaseChoice}
+    known = (Recipe if len(first["loc"]) == 1 else tables.get(str(first["loc"][0]), Recipe)).model_fields
     if first["type"] == "extra_forbidden":
-        tables: dict[str, type[BaseModel]] = {"augment": Augment, "data": DataChoice}
-        options = tables[str(first["loc"][0])].model_fields if len(first["loc"]) > 1 else Recipe.model_fields
-        return str(unknown("key", str(first["loc"][-1]), options))
+        return str(unknown("key", str(first["loc"][-1]), known))
     if first["type"] == "missing":
-        field = Recipe.model_fields.get(key) or DataChoice.model_fields[str(first["loc"][-1])]
-        return f"{key} is missing: {field.description or 'it is needed'}"
-    return f"{key} = {first['input']!r}: {first_line(error)}"
+        return f"{key} is missing: {known[str(first['loc'][-1])].description or 'it is needed'}"
+    return f"{key} = {first['input']!r:.80}: {first_line(error)}"

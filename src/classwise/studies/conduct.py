@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from classwise.analysis import QUESTIONS, Answer, Subject, ask
+from classwise.analysis.runs import done_by
 from classwise.analysis.save import write
 from classwise.api import evaluate, train
 from classwise.errors import InputError, unknown
 from classwise.files import write_text
 from classwise.progress import SILENT, Progress
-from classwise.recipes import load_recipe
+from classwise.recipes import Recipe, load_recipe
 from classwise.reporting.pages import answers_page
-from classwise.studies import Study
+from classwise.studies import Evaluation, Study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,35 +29,51 @@ class Conducted:
     answers: dict[str, Answer]
 
 
-def conduct(study: Study, out: Path, *, name: str, resume: bool = False, progress: Progress = SILENT) -> Conducted:
-    """Do everything a study names. Whatever is wrong with it is said before anything starts."""
+def conduct(
+    study: Study, out: Path, *, name: str, resume: bool = False, workers: int = 1, progress: Progress = SILENT
+) -> Conducted:
+    """Do everything a study names, with workers several runs at a time.
+
+    Whatever is wrong with it is said before anything starts.
+    """
+    if workers < 1:
+        raise InputError(f"workers = {workers}: expected at least 1")
     for asked in study.analyses:
         if asked.kind not in QUESTIONS:
             raise unknown("analysis", asked.kind, QUESTIONS)
-    recipes = {run: load_recipe(wanted.recipe, wanted.overrides) for run, wanted in study.runs.items()}
+    jobs = [
+        (out / "runs" / run, load_recipe(wanted.recipe, wanted.overrides), wanted.evaluate)
+        for run, wanted in study.trainings.items()
+    ]
     if out.exists() and any(out.iterdir()) and not resume:
         raise InputError(f"{out} is not empty: add --resume to continue the study in it, or choose another --out")
-    for run, recipe in recipes.items():
-        place, how = out / "runs" / run, study.runs[run].evaluate
-        train(recipe, out=place, resume=True, progress=progress)
-        evaluate(
-            str(place),
-            recipe.data.name,
-            attacks=how.attacks,
-            eps=recipe.eps if how.eps is None else how.eps,
-            norm=recipe.norm,
-            per_class=how.per_class,
-            out=place,
-            resume=True,
-            progress=progress,
-        )
+    done_by(workers, _do, jobs, "runs", progress)
     answers: dict[str, Answer] = {}
     for asked in study.analyses:
-        subjects = [Subject.open(out / "runs" / run) for run in asked.runs]
+        subjects = [Subject.open(out / "runs" / run) for some in asked.runs for run in study.trainings_of(some)]
         answer = ask(asked.kind, subjects, asked.settings, progress)
-        key = f"{asked.kind}, {', '.join(asked.runs)}"
-        answers[key if key not in answers else f"{key} ({len(answers)})"] = answer
-        write(answer, out / "analyses", "-".join([asked.kind, *asked.runs]))
+        key, file = f"{asked.kind}, {', '.join(asked.runs)}", "-".join([asked.kind, *asked.runs])
+        if key in answers:
+            key, file = f"{key} ({len(answers)})", f"{file}-{len(answers)}"
+        answers[key] = answer
+        write(answer, out / "analyses", file)
     page = out / "analyses.html"
     write_text(page, answers_page(name, study.about, answers))
     return Conducted(page=page, answers=answers)
+
+
+def _do(job: tuple[Path, Recipe, Evaluation], progress: Progress = SILENT) -> None:
+    """Train and evaluate one run, or what is left to do of it."""
+    place, recipe, how = job
+    train(recipe, out=place, resume=True, progress=progress)
+    evaluate(
+        str(place),
+        recipe.data_at_the_end,
+        attacks=how.attacks,
+        eps=recipe.eps if how.eps is None else how.eps,
+        norm=recipe.norm,
+        per_class=how.per_class,
+        out=place,
+        resume=True,
+        progress=progress,
+    )

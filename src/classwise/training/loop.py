@@ -28,6 +28,7 @@ from classwise.metrics.counts import Ints
 from classwise.noise import ExampleNoise
 from classwise.progress import Epoch, Progress
 from classwise.rundir import RunDirectory
+from classwise.threads import fitting_threads
 from classwise.training.averaging import FAWA, Average, FAWASettings, WeightAverage
 from classwise.training.checkpoint import load_state, save_state, save_weights
 from classwise.training.compiled import CompiledEngine
@@ -36,6 +37,7 @@ from classwise.training.guard import Guard, robust_share
 from classwise.training.history import Record, controls_record, summary, write_history
 from classwise.training.loggers import Logger, Loggers
 from classwise.training.optimizers import OptimizerSettings
+from classwise.training.phases import Phase, phase_of
 from classwise.training.schedules import Schedule
 from classwise.training.selection import Rule, score
 from classwise.training.weight_perturbation import WeightPerturbation
@@ -53,7 +55,8 @@ class Plan:
 
     name: str
     model: nn.Module
-    images: ImageSet
+    phases: tuple[Phase, ...]
+    """One after the other; most trainings have one."""
     train: Ints
     validation: Ints
     """Which of the images are trained on, and which are held out."""
@@ -65,8 +68,6 @@ class Plan:
     optimizer: OptimizerSettings
     schedule: Schedule
     epochs: int
-    batch_size: int
-    crop: int
     flip: bool
     ema: float
     fawa: FAWASettings | None
@@ -87,6 +88,25 @@ class Plan:
     def num_classes(self) -> int:
         """K."""
         return self.task.num_classes
+
+    @property
+    def images(self) -> ImageSet:
+        """Those of the first phase."""
+        return self.phases[0].images
+
+    @property
+    def batch_size(self) -> int:
+        """That of the first phase."""
+        return self.phases[0].batch_size
+
+    def steps(self, epochs: int) -> int:
+        """How many batches the first so many epochs have."""
+        phases = (self.phases[phase_of(self.phases, epoch)] for epoch in range(epochs))
+        return sum(whole + (rest > 1) for whole, rest in (divmod(len(self.train), self.own(one)) for one in phases))
+
+    def own(self, phase: Phase) -> int:
+        """How many of a batch are not extra images."""
+        return phase.batch_size if self.extra is None else phase.batch_size - phase.batch_size // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,15 +142,16 @@ def _average(plan: Plan, model: nn.Module) -> Average | None:
     return WeightAverage(model, plan.ema) if plan.ema else None
 
 
-def make_batches(plan: Plan, generator: torch.Generator) -> Batches | MixedBatches:
-    """The training data of a plan, in random order, half of every batch from the extra images where there are some."""
-    size = plan.batch_size if plan.extra is None else plan.batch_size - plan.batch_size // 2
-    looks: dict[str, Any] = {"device": plan.device, "generator": generator, "crop": plan.crop, "flip": plan.flip}
+def make_batches(plan: Plan, generator: torch.Generator, phase: int = 0) -> Batches | MixedBatches:
+    """The training data of a phase, in random order, half of every batch from the extra images where there are some."""
+    now = plan.phases[phase]
+    size = plan.own(now)
+    looks: dict[str, Any] = {"device": plan.device, "generator": generator, "crop": now.crop, "flip": plan.flip}
     # Batch norm has no statistics of one example.
-    batches = Batches(plan.images, plan.train, batch_size=size, drop_last=len(plan.train) % size == 1, **looks)
+    batches = Batches(now.images, plan.train, batch_size=size, drop_last=len(plan.train) % size == 1, **looks)
     if plan.extra is None:
         return batches
-    return MixedBatches(batches, Batches(plan.extra, None, batch_size=plan.batch_size // 2, drop_last=True, **looks))
+    return MixedBatches(batches, Batches(plan.extra, None, batch_size=now.batch_size // 2, drop_last=True, **looks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +178,9 @@ def fit(jobs: Sequence[Job], progress: Progress, loggers: Sequence[Logger] = ())
             with turn:
                 turn.training.prepare(resume=job.resume)
         title = " + ".join(dict.fromkeys(job.plan.name for job in jobs))
-        sizes = [(len(one.batches), one.plan.epochs, one.epoch) for one in trainings]
-        progress.start(f"train {title}", sum(n * all_ for n, all_, _ in sizes), sum(n * done for n, _, done in sizes))
+        total = sum(one.plan.steps(one.plan.epochs) for one in trainings)
+        done = sum(one.plan.steps(one.epoch) for one in trainings)
+        progress.start(f"train {title}", total, done)
         failures, going = [], [(turn, turn.training.run()) for turn in turns]
         while going:
             for turn, steps in list(going):
@@ -178,7 +200,7 @@ def fit(jobs: Sequence[Job], progress: Progress, loggers: Sequence[Logger] = ())
 
 
 class _Turn:
-    """The surroundings of one training among several: torch's random state, and a CUDA stream."""
+    """The surroundings of one training among several: torch's random state, its threads, and a CUDA stream."""
 
     def __init__(self, training: _Training, *, alone: bool) -> None:
         self.training, self.device = training, training.plan.device
@@ -186,11 +208,16 @@ class _Turn:
         self.stream = torch.cuda.Stream(self.device) if cuda and not alone else None  # type: ignore[no-untyped-call]
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        now = training.plan.phases[0]
+        image = torch.zeros(1, *now.images.images.shape[1:], device=self.device)
+        self.threads = fitting_threads(training.engine.model, image, now.batch_size)
         with torch.random.fork_rng(devices=[self.device] if cuda else []):
             torch.manual_seed(training.plan.seed)
             self.random = self._states()
 
     def __enter__(self) -> None:
+        self.others = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
         torch.set_rng_state(self.random[0])
         if self.random[1] is not None:
             torch.cuda.set_rng_state(self.random[1], self.device)
@@ -200,6 +227,7 @@ class _Turn:
     def __exit__(self, *error: Any) -> None:
         self.streaming.__exit__(*error)
         self.random = self._states()
+        torch.set_num_threads(self.others)
 
     def _states(self) -> tuple[Tensor, Tensor | None]:
         cuda = self.device.type == "cuda"
@@ -213,6 +241,7 @@ class _Training:
         self.plan, self.directory, self.progress = plan, directory, progress
         self.data_random = torch.Generator().manual_seed(plan.seed)
         self.attack_random = torch.Generator(plan.device).manual_seed(plan.seed)
+        self.phase = 0
         self.batches = make_batches(plan, self.data_random)
         self.engine = make_engine(plan, plan.model.to(plan.device))
         self.controls = plan.policy.start(plan.task).to(plan.device)
@@ -253,6 +282,7 @@ class _Training:
 
     def run_epoch(self) -> Iterator[Epoch | None]:
         began, warmed = time.perf_counter(), self.engine.warmup
+        self.enter(phase_of(self.plan.phases, self.epoch))
         used = self.controls
         self.batches.sampling = used.sampling
         self.plan.objective.on_epoch(self.engine.model, self.epoch + 1)
@@ -271,6 +301,7 @@ class _Training:
         self.history.append(
             {
                 "epoch": self.epoch,
+                "phase": self.phase + 1,
                 "lr": rate,
                 "loss": loss,
                 "train": summary(train),
@@ -294,6 +325,14 @@ class _Training:
             classes=self.plan.task.classes,
             history=tuple(self.history),
         )
+
+    def enter(self, phase: int) -> None:
+        """Go on with the images of another phase, if it is another."""
+        if phase == self.phase:
+            return
+        self.phase = phase
+        self.batches = make_batches(self.plan, self.data_random, phase)
+        self.engine.reset()
 
     def train_epoch(self) -> Generator[None, None, tuple[ClassStats, float, float]]:
         """One pass over the data: statistics in training mode, mean loss, last learning rate."""
@@ -365,13 +404,13 @@ class _Training:
 
         Losses are the objective's own, as the policies need them; accuracy under attack is the judge's, in float32.
         """
-        plan, searched = self.plan, self.engine.searched(model)
+        plan, phase, searched = self.plan, self.plan.phases[self.phase], self.engine.searched(model)
         stats = ClassStats.zeros(plan.num_classes, plan.device)
         if not len(plan.validation):
             return stats.cpu()
         even = ClassControls.uniform(plan.num_classes).to(plan.device)
         with torch.no_grad(), frozen(model), frozen(searched):
-            for x, y, index in ordered(plan.images, plan.validation, plan.batch_size, plan.device):
+            for x, y, index in ordered(phase.images, plan.validation, phase.batch_size, plan.device):
                 terms = self.engine.objective(searched, x, y, even, generator=ExampleNoise(plan.seed, index))
                 x_adv = plan.judge(searched, x, y, generator=ExampleNoise(plan.seed + 1, index))
                 logits_nat, logits_adv = logits_of(model(x)), logits_of(model(x_adv))

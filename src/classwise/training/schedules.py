@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from classwise.errors import InputError
-from classwise.spec import Number
+from classwise.spec import Number, Numbers
 
 
 class Schedule(Protocol):
@@ -96,6 +98,29 @@ class Cyclic(Schedule):
         return share / self.peak if share < self.peak else (1 - share) / (1 - self.peak)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Piecewise(Schedule):
+    """Straight lines through points: the factors at these epochs.
+
+    >>> [Piecewise(epochs=(0, 1, 6), factors=(0.0, 1.0, 0.1))(t, 6) for t in (0.5, 1, 3.5)]
+    [0.5, 1.0, 0.55]
+    """
+
+    epochs: Numbers = (0.0, 1.0)
+    factors: Numbers = (1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if len(self.epochs) != len(self.factors) or not self.epochs:
+            raise InputError(f"{len(self.epochs)} epochs and {len(self.factors)} factors; expected as many of both")
+        if list(self.epochs) != sorted(set(self.epochs)):
+            raise InputError(f"epochs = {list(self.epochs)}; expected each later than the one before")
+        if min(self.factors) < 0:
+            raise InputError(f"factors = {list(self.factors)}; expected none negative")
+
+    def __call__(self, time: float, epochs: int) -> float:
+        return float(np.interp(time, self.epochs, self.factors))
+
+
 def _check_factor(gamma: float) -> None:
     if gamma <= 0:
         raise InputError(f"gamma must be positive, got {gamma}")
@@ -107,4 +132,5 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
     "multistep": MultiStep,
     "cosine": Cosine,
     "cyclic": Cyclic,
+    "piecewise": Piecewise,
 }

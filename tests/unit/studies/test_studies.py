@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,7 +41,7 @@ def test_every_study_asks_what_there_is_of_recipes_there_are(name: str) -> None:
     for asked in study.analyses:
         least, most = QUESTIONS[asked.kind].takes
         assert least <= len(asked.runs) <= (most or len(asked.runs))
-    for run in study.runs.values():
+    for run in study.trainings.values():
         load_recipe(run.recipe, run.overrides)
 
 
@@ -80,6 +83,90 @@ def test_bad_studies_start_nothing(change: tuple[str, str], line: str, tmp_path:
     file.write_text(SMALL.replace(*change, 1))
     with pytest.raises(InputError, match=line):
         conduct(load_study(file), tmp_path / "out", name="bad")
+    assert not (tmp_path / "out").exists()
+
+
+SEEDS = """
+about = "One setting twice, and another."
+[common]
+recipe = "digits/standard"
+overrides = { epochs = 1, batch_size = 64 }
+seeds = [0, 3]
+evaluate = { attacks = ["pgd:steps=1"], per_class = 5 }
+[runs.adam]
+[runs.sgd]
+overrides = { optimizer = "sgd:lr=0.05" }
+seeds = [1]
+[[analyses]]
+kind = "universality"
+runs = ["adam", "sgd"]
+[[analyses]]
+kind = "universality"
+runs = ["adam", "sgd"]
+settings = { attack = "natural" }
+"""
+
+
+def test_runs_have_much_in_common_and_seeds_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "seeds.toml"
+    file.write_text(SEEDS)
+    study = load_study(file)
+    trainings = study.trainings
+    assert list(trainings) == ["adam-0", "adam-3", "sgd-1"]
+    assert trainings["adam-3"].overrides == {"epochs": 1, "batch_size": 64, "seed": 3}
+    assert trainings["sgd-1"].overrides == {"epochs": 1, "batch_size": 64, "optimizer": "sgd:lr=0.05", "seed": 1}
+    assert trainings["sgd-1"].evaluate.per_class == 5
+    one = conduct(study, tmp_path / "one", name="seeds")
+    two = conduct(study, tmp_path / "two", name="seeds", workers=2)
+    assert one.answers == two.answers
+    assert [setting["runs"] for setting in one.answers["universality, adam, sgd"].model_dump()["settings"]] == [
+        ["adam-0", "adam-3"],
+        ["sgd-1"],
+    ]
+    written = sorted(path.name for path in (tmp_path / "one" / "analyses").glob("*.json"))
+    attacks = [json.loads((tmp_path / "one" / "analyses" / name).read_text())["attack"] for name in written]
+    assert sorted(attacks) == ["natural", "worst-case"]  # the second answer did not take the place of the first
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (('recipe = "digits/standard"', ""), "run 'adam' of the study names no recipe"),
+        (("seeds = [1]", 'seeds = ["one"]'), "runs.sgd.seeds"),
+        (("seeds = [1]", "seeds = []"), "runs.sgd.seeds"),
+        (("seeds = [0, 3]", "seed = 0"), "common.seed"),
+    ],
+)
+def test_runs_without_recipe_or_seeds(change: tuple[str, str], line: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(SEEDS.replace(*change, 1))
+    with pytest.raises(InputError, match=line):
+        load_study(file)
+
+
+def test_two_runs_of_one_name(tmp_path: Path) -> None:
+    file = tmp_path / "twice.toml"
+    file.write_text(SEEDS.replace("seeds = [0, 3]", "").replace("[runs.adam]", "[runs.sgd-1]"))
+    with pytest.raises(InputError, match="two runs are called 'sgd-1'"):
+        load_study(file)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes where Linux shows them")
+def test_workers_end_with_the_process_that_started_them() -> None:
+    """They hold its output open for as long as they live."""
+    code = "from classwise.analysis.runs import done_by; import time; done_by(2, time.sleep, [60, 60], 'naps')"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 60
+    while len(children.read_text().split()) < 3 and time.monotonic() < deadline:  # the workers and their tracker
+        time.sleep(0.1)
+    process.kill()
+    assert process.communicate(timeout=30)[0] == b""
+
+
+def test_workers_are_some(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="workers = 0: expected at least 1"):
+        conduct(load_study("analyses-digits"), tmp_path / "out", name="none", workers=0)
     assert not (tmp_path / "out").exists()
 
 
