@@ -16,6 +16,9 @@ import torch
 from classwise.progress import Progress, Silent
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+collect_ignore_glob = ["**/conftest.py"]
+"""Several of one name cannot be collected for doctests; pytest reads them all the same."""
+
 SCREENSHOTS = os.environ.get("SCREENSHOTS")
 """A folder for what each browser test last saw."""
 
