@@ -74,7 +74,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"no such file: {path}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # no JSON, no text, or a number with thousands of digits
         raise InputError(f"{path} is not readable JSON: {error}") from None
 
 

@@ -16,6 +16,7 @@ from threading import Thread
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from classwise.analysis.subject import Subject
 from classwise.api import evaluate, train_together
@@ -23,14 +24,26 @@ from classwise.errors import InputError
 from classwise.progress import SILENT, Progress
 from classwise.recipes import Recipe, load_recipe
 from classwise.rundir import RunDirectory
+from classwise.spec import first_line
 
 
 def recipe_of(subject: Subject) -> Recipe:
     """What a run was trained by."""
-    asked = RunDirectory(subject.path).read().get("training", {}).get("asked")
-    if asked is None:
+    recipe = recipe_if_trained(subject)
+    if recipe is None:
         raise InputError(f"{subject.path} is not the directory of a training, which this analysis repeats")
-    return Recipe.model_validate(asked)
+    return recipe
+
+
+def recipe_if_trained(subject: Subject) -> Recipe | None:
+    """What a run was trained by, where it was trained here."""
+    asked = RunDirectory(subject.path).read().get("training", {}).get("asked")
+    try:
+        return None if asked is None else Recipe.model_validate(asked)
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"])) or "asked"
+        why = f"{key[:80]!r}: {first_line(error)}"
+        raise InputError(f"{subject.path / 'run.json'} holds no recipe that can be read: {why}") from None
 
 
 def trained(

@@ -25,21 +25,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 from scipy.stats import rankdata
 
 from classwise.analysis.answer import Answer
 from classwise.analysis.correlation import FEWEST, Floats
+from classwise.analysis.runs import recipe_if_trained
 from classwise.analysis.several import compared, in_view, opened
 from classwise.analysis.subject import Subject
 from classwise.analysis.wording import decimal
 from classwise.errors import InputError
-from classwise.recipes import Recipe
 from classwise.reporting.figures import Figure, heatmap
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.rundir import RunDirectory
-from classwise.spec import first_line
 from classwise.verdicts import NATURAL
 
 RESAMPLES = 1000
@@ -374,12 +371,8 @@ def _agreement(value: Floats, drawn: Floats) -> Agreement:
 
 
 def _recipe(subject: Subject) -> dict[str, Any] | None:
-    """What a run was trained by, where it was trained here."""
-    asked = RunDirectory(subject.path).read().get("training", {}).get("asked")
-    try:
-        return None if asked is None else Recipe.model_validate(asked).model_dump(exclude={"name"})
-    except ValidationError as error:
-        raise InputError(f"{subject.path}: run.json holds no recipe that can be read: {first_line(error)}") from None
+    recipe = recipe_if_trained(subject)
+    return None if recipe is None else recipe.model_dump(exclude={"name"})
 
 
 def _grouped(recipes: Sequence[dict[str, Any] | None]) -> tuple[NDArray[np.int64], list[dict[str, Any] | None]]:

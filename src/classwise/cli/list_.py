@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Annotated, Any
@@ -102,7 +102,10 @@ def _datasets() -> list[Listing]:
         size = "x".join(str(side) for side in card.shape)
         return f"{len(card.classes)} classes{groups}, images of {size}, from {card.hub or 'scikit-learn'}"
 
-    return [Listing("datasets", [[name, _settings(Choice), about(card)] for name, card in DATASETS.items()])]
+    def settings(card: DatasetCard) -> str:
+        return _settings(Choice, without=("resize", "crop") if card.resize is None else ())
+
+    return [Listing("datasets", [[name, settings(card), about(card)] for name, card in DATASETS.items()])]
 
 
 def _recipes() -> list[Listing]:
@@ -141,9 +144,10 @@ def _registered(registry: Mapping[str, Callable[..., Any]]) -> list[list[str]]:
     return [[name, _settings(factory), _first_sentence(factory)] for name, factory in registry.items()]
 
 
-def _settings(factory: Callable[..., Any]) -> str:
+def _settings(factory: Callable[..., Any], without: Sequence[str] = ()) -> str:
     parameters = inspect.signature(factory).parameters.values()
-    given = [p for p in parameters if p.default is not inspect.Parameter.empty and p.name != "progress"]
+    left_out = {"progress", *without}
+    given = [p for p in parameters if p.default is not inspect.Parameter.empty and p.name not in left_out]
     return " ".join(_setting(p.name, p.default) for p in given)
 
 

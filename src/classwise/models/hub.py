@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from classwise.errors import InputError, one_line
+from classwise.models.bounds import check_numbers, no_larger_than_its_weights
 from classwise.models.exported import CONFIG, SCHEMA, read_config
 from classwise.models.extras import optional
 from classwise.models.preprocess import Prepared, Resize
@@ -75,13 +76,17 @@ def _is_complete(folder: Path) -> bool:
 def transformers_model(folder: Path, num_classes: int | None) -> nn.Module:
     """A classifier of transformers that takes images in [0, 1], prepared by what its image processor says."""
     transformers = optional("transformers", "hf")
+    check_numbers(folder / CONFIG, read_config(folder))
     settings = {"local_files_only": True, "trust_remote_code": False}
     try:
         with _quiet(transformers.utils.logging):
-            model, found = transformers.AutoModelForImageClassification.from_pretrained(
-                folder, use_safetensors=True, output_loading_info=True, **settings
-            )
+            with no_larger_than_its_weights(folder):
+                model, found = transformers.AutoModelForImageClassification.from_pretrained(
+                    folder, use_safetensors=True, output_loading_info=True, **settings
+                )
             processor = transformers.AutoImageProcessor.from_pretrained(folder, **settings)
+    except InputError:
+        raise
     except Exception as error:  # whatever is wrong in files of others
         raise InputError(f"{folder} is not a classifier that transformers can load: {one_line(error, 200)}") from error
     absent = [*found["missing_keys"], *found["mismatched_keys"]]

@@ -9,6 +9,7 @@ from torch import nn
 from classwise.errors import InputError, one_line, unknown
 from classwise.files import read_json
 from classwise.models import MODELS
+from classwise.models.bounds import no_larger_than_its_weights
 from classwise.models.exported import WEIGHTS, exported, read_config
 from classwise.models.hub import folder_of, transformers_model
 from classwise.models.onnx import OnnxModel
@@ -122,7 +123,8 @@ def _load_whole(spec: str, *, num_classes: int | None, in_channels: int | None, 
     for key, wanted in (("num_classes", num_classes), ("in_channels", in_channels)):
         if wanted is not None and getattr(config, key) != wanted:
             raise InputError(f"model {spec!r} has {key}={getattr(config, key)}, but {wanted} are needed")
-    model = build_model(config.architecture, num_classes=config.num_classes, in_channels=config.in_channels)
+    with no_larger_than_its_weights(folder):
+        model = build_model(config.architecture, num_classes=config.num_classes, in_channels=config.in_channels)
     return with_weights(model, folder / WEIGHTS)
 
 

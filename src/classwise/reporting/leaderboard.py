@@ -112,8 +112,22 @@ def robustbench(reports: Sequence[ClassReport]) -> list[dict[str, Any]]:
     return [_card(report) for report in reports]
 
 
+def told_apart(classes: Sequence[str]) -> list[str]:
+    """The names of classes in the order of their labels, no two the same: a repeated one is given its label too.
+
+    >>> told_apart(["crane", "owl", "crane"])
+    ['crane', 'owl', 'crane (class 2)']
+    """
+    names: dict[str, None] = {}
+    for label, name in enumerate(classes):
+        while name in names:
+            name += f" (class {label})"
+        names[name] = None
+    return list(names)
+
+
 def _card(report: ClassReport) -> dict[str, Any]:
-    trained, strongest = _trained(report), report[report.strongest]
+    trained, strongest, names = _trained(report), report[report.strongest], told_apart(report.dataset.classes)
     judged = [key for key in ("autoattack", "fast") if key in report.results]
     return {
         "name": model_name(report),
@@ -127,11 +141,11 @@ def _card(report: ClassReport) -> dict[str, Any]:
             "method": _method(trained),
             "attack": {key: info.spec for key, info in report.attacks.items()},
             "robust_acc": strongest.overall.value,
-            "worst_class": None if strongest.worst is None else strongest.worst.name,
+            "worst_class": None if strongest.worst is None else names[strongest.worst.label],
             "worst_class_acc": None if strongest.worst is None else strongest.worst.value,
             "worst_class_interval": None if strongest.worst is None else [strongest.worst.low, strongest.worst.high],
-            "class_acc": {part.name: part.value for part in strongest.by_class},
-            "clean_class_acc": {part.name: part.value for part in report[NATURAL].by_class},
+            "class_acc": {names[part.label]: part.value for part in strongest.by_class},
+            "clean_class_acc": {names[part.label]: part.value for part in report[NATURAL].by_class},
             "cv": strongest.cv,
             "mcd": strongest.mcd,
             "n": report.dataset.n,
@@ -144,6 +158,7 @@ def _entry(key: str, reports: list[ClassReport], runs: list[int]) -> Entry:
     first, results = reports[0], [report[key] for report in reports]
     trained = _trained(first)
     single: Result | None = results[0] if len(results) == 1 else None
+    names = told_apart(first.dataset.classes)
     worst = [result.worst for result in results if result.worst is not None]
     return Entry(
         model=model_name(first),
@@ -161,7 +176,7 @@ def _entry(key: str, reports: list[ClassReport], runs: list[int]) -> Entry:
         seeds=[_trained(report).get("seed") for report in reports],
         average=_spread([result.overall.value for result in results], single and single.overall),
         worst=_spread([one.value for one in worst], single and single.worst),
-        worst_classes=list(dict.fromkeys(one.name for one in worst)),
+        worst_classes=list(dict.fromkeys(names[one.label] for one in worst)),
         cv=_spread([result.cv for result in results]),
         mcd=_spread([result.mcd for result in results]),
         rho=None,

@@ -10,6 +10,7 @@ import pytest
 import classwise as cw
 from classwise.analysis import trade_off
 from classwise.errors import InputError
+from classwise.recipes import load_recipe
 
 EVEN = [[7, 3], [3, 7]]
 GREEDY = [[10, 0], [5, 5]]
@@ -72,3 +73,32 @@ def test_bad_input(swept: Path, make_run, tmp_path: Path) -> None:
     cw.evaluate(str(tmp_path / "wat"), "digits", attacks=["pgd:steps=1"], eps=0.1, per_class=2, out=tmp_path / "wat")
     with pytest.raises(InputError, match="must be uniform"):
         trade_off(tmp_path / "wat")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ({"epocks": 3}, "'epocks': extra inputs are not permitted"),
+        ({"line\nbreak": 3}, "'line\\nbreak': extra inputs"),
+        ({"epochs": "many"}, "'epochs': input should be a valid integer"),
+        ({"data": {"name": 3}}, "'data.name': input should be a valid string"),
+        ({"objective": []}, "'objective': "),
+        ({"eps": {}}, "'eps': "),
+    ],
+    ids=str,
+)
+def test_a_damaged_recipe_is_one_line(make_run, damage: dict[str, object], said: str) -> None:
+    run = make_run("run", EVEN)
+    asked = {**load_recipe("digits/trades").model_dump(mode="json"), **damage}
+    (run / "run.json").write_text(json.dumps({"training": {"asked": asked}}))
+    with pytest.raises(InputError) as caught:
+        trade_off(run)
+    assert str(caught.value).startswith(f"{run / 'run.json'} holds no recipe that can be read: {said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_that_is_none(make_run) -> None:
+    run = make_run("run", EVEN)
+    (run / "run.json").write_text('{"training": {"asked": "digits/trades"}}')
+    with pytest.raises(InputError, match=r"run\.json holds no recipe that can be read: 'asked': input should be"):
+        trade_off(run)

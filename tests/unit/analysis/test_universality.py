@@ -211,7 +211,7 @@ def test_bad_input(make: Make) -> None:
         universality(run, make("base-1", CORRECT["base-1"], n=30))
     broken = make("lenet-9", CORRECT["lenet-0"])
     (broken / "run.json").write_text('{"training": {"asked": {"epochs": "many"}}}', encoding="utf-8")
-    with pytest.raises(InputError, match=r"lenet-9: run\.json holds no recipe that can be read") as caught:
+    with pytest.raises(InputError, match=r"lenet-9/run\.json holds no recipe that can be read: ") as caught:
         universality(run, broken)
     assert "\n" not in str(caught.value)
     few = [make(f"lenet-{seed}", [1, 2, 3]) for seed in range(2)]

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import classwise as cw
 from classwise.cli import app
+from classwise.data import DATASETS
 from classwise.reporting import load_report
 from classwise.reporting.sanity import Finding, Sanity
 
@@ -128,6 +129,14 @@ def test_list_names_everything_registered(kind: str) -> None:
     names = json.loads(answer)
     assert len(names) >= (1 if kind == "studies" else 3)
     assert all(name in out for name in names)
+
+
+def test_list_shows_sizes_of_images_only_where_they_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    _, out, _ = invoke("list", "datasets")
+    lines = {line.split()[0]: line for line in out.splitlines() if "without" in line}
+    assert set(lines) == set(DATASETS)
+    assert [name for name, line in lines.items() if "resize" in line or "crop" in line] == ["imagenet"]
 
 
 def test_analyze_and_study(tmp_path: Path) -> None:

@@ -228,6 +228,23 @@ def test_numbers_of_robustbench_with_the_classes_beside_them(run, exported):
     assert set(card["classwise"]["class_acc"]) == set(HOSTILE)
 
 
+def test_classes_of_one_name_keep_their_own_numbers(tmp_path):
+    run = make_run(tmp_path / "run", "digits-cnn", classes=[*map(str, range(8)), "crane", "crane"])
+    card = json.loads((export(run, tmp_path / "out") / "robustbench.json").read_text())
+    values = [part.value for part in load_report(run)["fgsm"].by_class]
+    assert list(card["classwise"]["class_acc"]) == [*map(str, range(8)), "crane", "crane (class 9)"]
+    assert list(card["classwise"]["class_acc"].values()) == values
+
+
+def test_a_configuration_cannot_ask_for_more_than_the_weights_hold(exported, tmp_path):
+    copy = Path(shutil.copytree(exported, tmp_path / "copy"))
+    content = json.loads((copy / "config.json").read_text())
+    for architecture in ("wide-resnet:depth=99994", "wide-resnet:width=9999", "vit:depth=100000"):
+        (copy / "config.json").write_text(json.dumps({**content, "architecture": architecture}))
+        with pytest.raises(InputError, match="asks for far more weights than it holds"):
+            load_model(f"hf:{copy}")
+
+
 def test_nothing_is_overwritten_and_nothing_half_done(run, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("x")

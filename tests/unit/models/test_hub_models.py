@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -144,7 +145,43 @@ def test_folders_that_are_wrong(copy, file, changes, said):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000, '"text"', "{}"])
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        ("vit", {"num_hidden_layers": 1_000_000}, "asks for far more weights than it holds"),
+        ("vit", {"hidden_size": 1_000_000}, "asks for far more weights than it holds"),
+        ("vit", {"hidden_size": 10**7}, "'hidden_size' is larger than"),
+        ("vit", {"id2label": None, "num_labels": 10**12}, "'num_labels' is larger than"),
+        ("vit", {"vision_config": {"num_labels": 10**12}}, "'num_labels' is larger than"),
+        ("vit", {"hidden_sizes": [10**6] * 500}, "'hidden_sizes' is larger than"),
+        ("vit", {"hidden_sizes": [0] * 100_000}, "'hidden_sizes' is larger than"),
+        ("swin", {"window_size": 3000}, "asks for far more weights than it holds"),
+        ("convnext", {"depths": [500_000, 1, 1, 1]}, "asks for far more weights than it holds"),
+        ("efficientnet", {"depth_coefficient": 1e9}, "asks for far more weights than it holds"),
+        ("levit", {"patch_size": 1}, "a LeViT with more than"),
+    ],
+    ids=str,
+)
+def test_configurations_that_ask_for_too_much(copy, kind, changes, said):
+    content = {} if kind != "vit" else json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**content, "model_type": kind, **changes}))
+    began = time.monotonic()
+    with pytest.raises(InputError) as caught:
+        load_model(f"hf:{copy}")
+    assert time.monotonic() - began < 10  # what they ask for takes minutes, or all memory
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_bound_is_off_again_after_a_refusal(copy, saved):
+    change(copy / "config.json", num_hidden_layers=1_000_000)
+    with pytest.raises(InputError, match="far more weights"):
+        load_model(f"hf:{copy}")
+    assert len(nn.Sequential(*(nn.Identity() for _ in range(2000)))) == 2000
+    assert load_model(f"hf:{saved}")(torch.rand(1, 3, 16, 16)).shape == (1, 4)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000, '"text"', "{}", '{"a": ' + "1" * 5000 + "}"])
 def test_configurations_that_are_none(copy, content):
     (copy / "config.json").write_text(content)
     with pytest.raises(InputError):

@@ -12,7 +12,7 @@ import pytest
 from classwise.errors import InputError
 from classwise.files import write_json
 from classwise.reporting.effort import AttackInfo
-from classwise.reporting.leaderboard import find_runs, leaderboard, load_all, robustbench
+from classwise.reporting.leaderboard import find_runs, leaderboard, load_all, robustbench, told_apart
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
 from classwise.reporting.site import write_site
 from classwise.verdicts import Verdicts
@@ -27,6 +27,7 @@ def make_report(
     seed: int = 0,
     eps: str = "8/255",
     attack: str = "pgd",
+    classes: list[str] | None = None,
     **model: Any,
 ) -> ClassReport:
     k = len(kept)
@@ -42,7 +43,9 @@ def make_report(
     told = {} if method is None else {"trained": {**trained, "seed": seed}}
     return ClassReport.from_verdicts(
         verdicts,
-        dataset=DatasetInfo(name="birds", split="test", n=k * N, classes=[f"c{i}" for i in range(k)], digest="d"),
+        dataset=DatasetInfo(
+            name="birds", split="test", n=k * N, classes=classes or [f"c{i}" for i in range(k)], digest="d"
+        ),
         model={"name": "net", **told, **model},
         threat=ThreatInfo(norm="Linf", eps=0.03, eps_text=eps),
         attacks={attack: AttackInfo(spec=f"{attack}:steps=20", settings="", attacked=1, rejected=0, seconds=1.0)},
@@ -113,6 +116,22 @@ def test_cards_have_the_keys_of_robustbench_and_the_classes() -> None:
     assert full["autoattack_acc"] == pytest.approx(130 / 3, abs=1e-3)
     assert full["classwise"]["class_acc"] == {"c0": 50.0, "c1": 20.0, "c2": 60.0}
     assert (full["classwise"]["worst_class"], full["classwise"]["worst_class_acc"]) == ("c1", 20.0)
+
+
+def test_two_classes_of_one_name_keep_their_own_numbers() -> None:
+    report = make_report([50, 20, 60, 30], attack="autoattack", classes=["crane", "crane", "owl", "crane"])
+    other = make_report([50, 40, 60, 30], attack="autoattack", seed=1, classes=["crane", "crane", "owl", "crane"])
+    (card,) = robustbench([report])
+    wanted = {"crane": 50.0, "crane (class 1)": 20.0, "owl": 60.0, "crane (class 3)": 30.0}
+    assert card["classwise"]["class_acc"] == wanted
+    assert card["classwise"]["clean_class_acc"] == dict.fromkeys(wanted, 100.0)
+    assert card["classwise"]["worst_class"] == "crane (class 1)"
+    (entry,) = [one for one in leaderboard([report, other]).entries if one.result == "autoattack"]
+    assert entry.worst_classes == ["crane (class 1)", "crane (class 3)"]
+
+
+def test_a_name_that_looks_like_one_told_apart() -> None:
+    assert told_apart(["a", "a", "a (class 1)"]) == ["a", "a (class 1)", "a (class 1) (class 2)"]
 
 
 def save(report: ClassReport, place: Path) -> None:
