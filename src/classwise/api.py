@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -42,6 +43,7 @@ from classwise.training.optimizers import OPTIMIZERS
 from classwise.training.phases import Phase
 from classwise.training.pseudo_labels import pseudo_labelled
 from classwise.training.schedules import SCHEDULES
+from classwise.training.team import ALONE, Team, assembled, device_among
 from classwise.training.weight_perturbation import WeightPerturbation
 from classwise.types import Objective, Policy, Task
 
@@ -182,9 +184,17 @@ def train_together(
     """
     if not recipes:
         raise InputError("there is no recipe to train by")
-    listeners = make_loggers(loggers)
     read = {RunDirectory(Path(out).expanduser()): load_recipe(recipe) for out, recipe in recipes.items()}
-    plans = [make_plan(recipe, pick_device(device), progress) for recipe in read.values()]
+    with assembled(pick_device(device)) as team:
+        if not team.leads:
+            loggers, progress = (), SILENT
+        return _train(read, team, resume, make_loggers(loggers), progress)
+
+
+def _train(
+    read: Mapping[RunDirectory, Recipe], team: Team, resume: bool, loggers: Sequence[Logger], progress: Progress
+) -> list[Run]:
+    plans = team.first(lambda: [make_plan(recipe, team.device, progress, team) for recipe in read.values()])
     jobs = []
     for (directory, recipe), plan in zip(read.items(), plans, strict=True):
         asked = recipe.model_dump()
@@ -196,23 +206,23 @@ def train_together(
             "in_channels": plan.images.images.shape[1],
             "data_digest": plan.images.digest(),
         }
-        jobs.append(Job(plan, directory, directory.claim("training", fingerprint, details, resume=resume)))
-    outcomes = fit(jobs, progress, listeners)
+        claimed = partial(directory.claim, "training", fingerprint, details, resume=resume)
+        jobs.append(Job(plan, directory, team.leaders(claimed)))
+    outcomes = fit(jobs, progress, loggers)
     for job, outcome in zip(jobs, outcomes, strict=True):
         best = {"best_epoch": outcome.best_epoch, "best_score": outcome.best_score, "rule": job.plan.select}
-        job.directory.finish("training", **best)
+        if team.leads:
+            job.directory.finish("training", **best)
     return [
         Run(directory=directory.path, recipe=recipe, outcome=outcome, classes=plan.task.classes)
         for (directory, recipe), plan, outcome in zip(read.items(), plans, outcomes, strict=True)
     ]
 
 
-def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT) -> Plan:
+def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT, team: Team = ALONE) -> Plan:
     """Build everything a recipe names, so that whatever is wrong with it is said before anything starts."""
-    engine: Literal["eager", "compiled"] = "compiled" if device.type == "cuda" and recipe.engine != "eager" else "eager"
-    if recipe.engine == "compiled" and engine == "eager":
-        warnings.warn("engine = 'compiled' needs a GPU: training eagerly", stacklevel=2)
-    precision = _precision(recipe, engine)
+    engine = _engine(recipe, device, team)
+    precision = _precision(recipe, device)
     check_precision(precision, device)
     objective = make_objective(recipe)
     policy = build("policy", POLICIES, recipe.policy)
@@ -227,7 +237,7 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
         raise InputError(
             f"policy {recipe.policy['name']!r} fine-tunes a robust model: name its run in the recipe's start"
         )
-    phases = _phases(recipe, progress)
+    phases = _phases(recipe, progress, team)
     images = phases[0].images
     num_classes = len(images.classes) if images.classes is not None else int(images.labels.max()) + 1
     classes = images.classes or tuple(str(label) for label in range(num_classes))
@@ -244,7 +254,7 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
         asked = str(Spec.parse(recipe.model))
         model = build_model(asked, num_classes=num_classes, in_channels=images.images.shape[1])
     for phase in phases:
-        _check_trainable(model, phase.images, num_classes)
+        _check_trainable(model, phase, num_classes)
     objective.on_epoch(model, 1)  # a model that does not go with it is said now
     if recipe.start is not None:
         warm_start(model, recipe.start)
@@ -274,6 +284,7 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT)
         judge=build("attack", ATTACKS, recipe.validation_attack).within(Threat.parse(recipe.eps, recipe.norm)),
         seed=recipe.seed,
         device=device,
+        team=team,
     )
 
 
@@ -302,7 +313,7 @@ def _check_validation(recipe: Recipe, policy: Policy) -> None:
             raise InputError(f"{what} needs validation images: set validation_per_class to more than 0")
 
 
-def _phases(recipe: Recipe, progress: Progress) -> tuple[Phase, ...]:
+def _phases(recipe: Recipe, progress: Progress, team: Team) -> tuple[Phase, ...]:
     """The images of every phase; a recipe that names none is one phase."""
     phases = []
     for wanted in recipe.phases or [PhaseChoice(epochs=recipe.epochs)]:
@@ -312,14 +323,24 @@ def _phases(recipe: Recipe, progress: Progress) -> tuple[Phase, ...]:
             images=load_data(spec, split="train", progress=progress),
             batch_size=recipe.batch_size if wanted.batch_size is None else wanted.batch_size,
             crop=recipe.augment.crop if wanted.crop is None else wanted.crop,
+            part=recipe.augment.part,
+            size=recipe.augment.size if wanted.size is None else wanted.size,
         )
         phases.append(phase)
+        if phase.batch_size // (1 if recipe.data.extra is None else 2) < team.size:
+            raise InputError(f"batches of {phase.batch_size} have not an image for each of {team.size} processes")
         first, size = phases[0].images, min(phase.images.images.shape[2:])
         if not np.array_equal(phase.images.labels, first.labels) or phase.images.classes != first.classes:
             raise InputError(f"phase {len(phases)} has other examples ({spec}) than the first")
         if phase.crop >= size:
             raise InputError(f"augment.crop = {phase.crop} would move images of {size} pixels out of sight")
-    if recipe.data.extra is not None and len({phase.images.images.shape[1:] for phase in phases}) > 1:
+        if phase.crop and phase.part is not None:
+            raise InputError("augment.crop and augment.part are two ways to cut images: choose one")
+        if phase.size is not None and phase.part is None:
+            raise InputError(f"size = {phase.size} is that of random parts: set augment.part")
+        if phase.size is not None and phase.size > size:
+            raise InputError(f"size = {phase.size}, but the images of {spec} have only {size} pixels")
+    if recipe.data.extra is not None and len({phase.shape for phase in phases}) > 1:
         raise InputError("extra images have one size, and so must the images of all phases")
     return tuple(phases)
 
@@ -348,21 +369,31 @@ def _settings(name: str, kind: type[T], given: Mapping[str, Any] | None) -> T | 
     return None if given is None else kind(**convert(name, kind, given))
 
 
-def _precision(recipe: Recipe, engine: str) -> Precision:
-    """What was asked for; else bf16 where the step is compiled."""
+def _engine(recipe: Recipe, device: torch.device, team: Team) -> Literal["eager", "compiled"]:
+    """Compiled on a GPU of one's own, unless asked otherwise."""
+    if device.type == "cuda" and team.size == 1 and recipe.engine != "eager":
+        return "compiled"
+    if recipe.engine == "compiled" and team.leads:
+        missing = "a GPU" if device.type != "cuda" else "a single process"
+        warnings.warn(f"engine = 'compiled' needs {missing}: training eagerly", stacklevel=3)
+    return "eager"
+
+
+def _precision(recipe: Recipe, device: torch.device) -> Precision:
+    """What was asked for; else bf16 on a GPU, unless its step is to be the reference."""
     if recipe.precision != "auto":
         return recipe.precision
-    return "bf16" if engine == "compiled" else "fp32"
+    return "bf16" if device.type == "cuda" and recipe.engine != "eager" else "fp32"
 
 
-def _check_trainable(model: nn.Module, images: ImageSet, num_classes: int) -> None:
+def _check_trainable(model: nn.Module, phase: Phase, num_classes: int) -> None:
     """Say before anything starts that a model does not fit its data or cannot learn."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("the model has no parameter that could be trained")
     if dtype_of(model) != torch.float32:
         raise InputError(f"training needs a float32 model, this one is {dtype_of(model)}".replace("torch.", ""))
-    if (outputs := count_classes(model, images)) != num_classes:
-        raise InputError(f"the model has {outputs} outputs, but {images.name} has {num_classes} classes")
+    if (outputs := count_classes(model, phase.images, size=phase.size)) != num_classes:
+        raise InputError(f"the model has {outputs} outputs, but {phase.images.name} has {num_classes} classes")
 
 
 def make_objective(recipe: Recipe) -> Objective:
@@ -389,9 +420,9 @@ def checked_engine(engine: str) -> EngineName:
 def pick_device(device: str | torch.device | None) -> torch.device:
     """The device asked for; else a GPU where there is one."""
     if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return device_among(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     try:
-        chosen = torch.device(device)
+        chosen = device_among(torch.device(device))
         torch.empty(1, device=chosen).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(f"cannot use device {device!s}: {one_line(error, 120)}") from None

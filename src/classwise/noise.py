@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -86,13 +86,48 @@ class ExampleNoise:
         return _mix(stream[:, None] + positions * _signed(0xD1342543DE82EF95)).view(like.shape)
 
 
-Randomness = torch.Generator | ExampleNoise | None
-"""What may drive an attack: a torch generator, one stream per example, or torch's global state."""
+@dataclass(frozen=True, slots=True)
+class PartNoise:
+    """Draws for a whole batch from one torch generator, and keeps some rows.
+
+    Processes that share a batch, with generators in one state, so have the noise that one process would have had.
+    """
+
+    generator: torch.Generator
+    rows: Tensor
+    """(B,) places in the whole batch."""
+    whole: int
+    """Examples in the whole batch."""
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return SharedNoise(self.generator).uniform(self._whole(like))[self.rows]
+
+    def normal(self, like: Tensor) -> Tensor:
+        return SharedNoise(self.generator).normal(self._whole(like))[self.rows]
+
+    def take(self, rows: Tensor) -> PartNoise:
+        return replace(self, rows=self.rows[rows])
+
+    def fork(self, numbers: Sequence[int]) -> PartNoise:
+        rows = torch.cat([self.rows + place * self.whole for place in range(len(numbers))])
+        return PartNoise(self.generator, rows, self.whole * len(numbers))
+
+    def _whole(self, like: Tensor) -> Tensor:
+        return like.new_empty(self.whole, *like.shape[1:])
+
+
+Randomness = torch.Generator | ExampleNoise | PartNoise | None
+"""What may drive an attack: a torch generator, one stream per example, a part of a batch, or torch's global state."""
+
+
+def noise_of(generator: Randomness) -> Noise:
+    """The noise that something random makes."""
+    return generator if isinstance(generator, ExampleNoise | PartNoise) else SharedNoise(generator)
 
 
 def draw(shares: Tensor, generator: Randomness) -> Tensor:
     """(B,) one of K for every row of shares (B, K)."""
-    noise: Noise = generator if isinstance(generator, ExampleNoise) else SharedNoise(generator)
+    noise = noise_of(generator)
     limits = shares.cumsum(1)
     place = noise.uniform(limits[:, :1]) * limits[:, -1:]
     # The first beyond the place, or the last of all. However sums are rounded, it must be one that has a share.

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from classwise.noise import ExampleNoise, SharedNoise
+from classwise.noise import ExampleNoise, PartNoise, SharedNoise
 
 DTYPES = [torch.float32, torch.float64]
 # B examples of 3 x 16 x 16: enough numbers for tests of distribution.
@@ -160,3 +160,23 @@ def test_shared_noise_without_a_generator_follows_the_global_seed():
         assert torch.equal(SharedNoise().uniform(like(2)), first)
     finally:
         torch.random.set_rng_state(state)
+
+
+@pytest.mark.parametrize("draw", ["uniform", "normal"])
+@given(cuts=st.sets(st.integers(0, 9), max_size=3), attempts=st.integers(1, 3))
+@settings(deadline=None, max_examples=30)
+def test_parts_of_a_batch_together_have_the_noise_of_the_whole(draw, cuts, attempts):
+    def seeded():
+        return torch.Generator().manual_seed(4)
+
+    shared, whole = SharedNoise(seeded()), []
+    for count in (9, 9 * attempts, 9):
+        whole.append(getattr(shared, draw)(like(count)).unflatten(0, (-1, 9)))
+    for start, end in itertools.pairwise([0, *sorted(cuts), 9]):
+        rows = torch.arange(start, end)
+        part = PartNoise(seeded(), rows, 9)
+        assert torch.equal(getattr(part, draw)(like(len(rows))), whole[0][0, rows])
+        forked = part.fork(range(attempts))
+        assert torch.equal(getattr(forked, draw)(like(len(rows) * attempts)), whole[1][:, rows].flatten(0, 1))
+        some = torch.tensor([0, 2, -1])[: len(rows)] % max(len(rows), 1)
+        assert torch.equal(getattr(part.take(some), draw)(like(len(some))), whole[2][0, rows[some]])

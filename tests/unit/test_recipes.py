@@ -101,7 +101,7 @@ def test_radius_of_either_norm(write):
     ("extra", "complaint"),
     [
         ("epoch = 3", "unknown key 'epoch': did you mean 'epochs'?"),
-        ("[augment]\nflop = true", "unknown key 'flop': did you mean 'flip'? (known: crop, flip)"),
+        ("[augment]\nflop = true", "unknown key 'flop': did you mean 'flip'? (known: crop, flip, part, size)"),
         ("test_data = 1", "unknown key 'test_data'"),
         ('batch_size = "many"', "batch_size = 'many': input should be a valid integer"),
         ("batch_size = 0", "batch_size = 0: input should be greater than or equal to 1"),
@@ -167,7 +167,7 @@ def test_overrides():
     expected = plain.model_dump() | {
         key: getattr(changed, key) for key in ("epochs", "policy", "objective", "attack", "eps")
     }
-    assert changed.model_dump() == expected | {"augment": {"crop": 0, "flip": True}}
+    assert changed.model_dump() == expected | {"augment": {"crop": 0, "flip": True, "part": None, "size": None}}
 
 
 def test_overrides_reach_into_shorthand(write):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from classwise.attacks.problem import Problem, Tally
 from classwise.errors import InputError
 from classwise.forward import device_of, dtype_of, frozen, logits_of
-from classwise.noise import ExampleNoise, Noise, Randomness, SharedNoise, draw
+from classwise.noise import Randomness, draw, noise_of
 from classwise.spec import convert
 from classwise.threat import Norm, Threat
 from classwise.types import Effort, Whom
@@ -136,7 +136,6 @@ class BallAttack(ABC):
         shares = targets is not None and targets.dim() == 2 and targets.is_floating_point()
         if targets is not None and (targets[:, 0] if shares else targets).shape != y.shape:
             raise InputError(f"{len(y)} images need as many targets, got {tuple(targets.shape)}")
-        noise: Noise = generator if isinstance(generator, ExampleNoise) else SharedNoise(generator)
         device, dtype = device_of(model), dtype_of(model)
 
         def forward(images: Tensor) -> Tensor:
@@ -150,7 +149,7 @@ class BallAttack(ABC):
                 forward=forward,
                 ball=self.threat.ball(x.detach().clone().to(device), eps_scale),
                 y=y.clone().to(device),
-                noise=noise,
+                noise=noise_of(generator),
                 tally=Tally(len(x), device),
                 rows=torch.arange(len(x), device=device),
                 targets=targets,

@@ -30,7 +30,7 @@ from classwise.attacks.problem import Problem
 from classwise.errors import InputError
 from classwise.files import digest
 from classwise.forward import count_outputs, device_of
-from classwise.noise import ExampleNoise, SharedNoise
+from classwise.noise import ExampleNoise, PartNoise, SharedNoise
 from classwise.spec import Spec, build
 from classwise.threat import Threat
 from classwise.types import Whom
@@ -111,7 +111,7 @@ class Transfer(BallAttack):
         if num_classes != wanted:
             raise InputError(f"the substitute has {num_classes} outputs, but the model has {wanted}")
         noise = problem.noise
-        assert isinstance(noise, ExampleNoise | SharedNoise)
+        assert isinstance(noise, ExampleNoise | PartNoise | SharedNoise)
         return self.crafter.within(self.threat)(
             substitute,
             x,

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from classwise.cli.launch import leading
 from classwise.cli.live import GAP, LiveView, parts
 from classwise.errors import Diverged, InputError
 from classwise.progress import Epoch, Progress
@@ -53,9 +54,11 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             complain(f"failed: {error}")
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
-            complain(
-                "interrupted: what was finished is kept; the same command continues it (train, evaluate: with --resume)"
-            )
+            if leading():
+                complain(
+                    "interrupted: what was finished is kept; the same command continues it "
+                    "(train, evaluate: with --resume)"
+                )
             raise typer.Exit(130) from None
 
     return run

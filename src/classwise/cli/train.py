@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from classwise.cli.console import ConsoleProgress, guarded, number, say, say_json
+from classwise.cli.launch import in_processes, leading
 from classwise.reporting.text import plain
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ def train(
         str | None, typer.Option(help="Several, as 0,1,2: side by side, into OUT/seed-0 and so on.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ... [default: a GPU where there is one]")] = None,
+    processes: Annotated[
+        int, typer.Option(help="Divide every batch among so many processes, each with a GPU where there are some.")
+    ] = 1,
     log: Annotated[list[str] | None, typer.Option(help="Also log to tensorboard or mlflow; may be repeated.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
@@ -38,13 +42,18 @@ def train(
     places = {out: changes}
     if seeds is not None:
         places = {out / f"seed-{seed}": {**changes, "seed": seed} for seed in _numbers(seeds)}
+    recipes: dict[str | Path, Any] = {place: load_recipe(recipe, change) for place, change in places.items()}
+    if processes != 1:
+        in_processes(processes)
     runs = classwise.train_together(
-        {place: load_recipe(recipe, changes) for place, changes in places.items()},
+        recipes,
         device=device,
         resume=resume,
         loggers=list(dict.fromkeys(log or [])),
         progress=ConsoleProgress(),
     )
+    if not leading():
+        return
     if as_json:
         answers = [_answer(run) for run in runs]
         say_json(answers[0] if seeds is None else answers)

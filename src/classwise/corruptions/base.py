@@ -30,7 +30,7 @@ from classwise.corruptions.digital import DIGITAL
 from classwise.corruptions.noise_ import NOISE
 from classwise.corruptions.weather import WEATHER
 from classwise.errors import InputError, unknown
-from classwise.noise import ExampleNoise, Noise, Randomness, SharedNoise
+from classwise.noise import Noise, Randomness, noise_of
 from classwise.spec import Names, Spec, convert, split_list
 
 Family = Literal["noise", "blur", "weather", "digital"]
@@ -91,7 +91,7 @@ class Corruption:
         low, high = (float(bound) for bound in x.aminmax())
         if not (low >= 0 and high <= 1):
             raise InputError(f"corruptions take images in [0, 1], got values from {low:.4g} to {high:.4g}")
-        noise: Noise = generator if isinstance(generator, ExampleNoise) else SharedNoise(generator)
+        noise = noise_of(generator)
         # Half precision cannot even hold the 24 bits of a random number.
         images = (x if x.dtype == torch.float64 else x.float()).contiguous()
         return CORRUPTIONS[self.kind](images, self.severity, noise).clamp(0, 1).to(x.dtype)

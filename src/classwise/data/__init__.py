@@ -1,7 +1,7 @@
 """Images and labels: sources (where they come from), arrays (as kept), batches (as used)."""
 
 from classwise.data.arrays import ImageSet
-from classwise.data.batches import Batch, Batches, MixedBatches, augment, ordered, to_float
+from classwise.data.batches import Batch, Batches, MixedBatches, augment, ordered, share_of, to_float
 from classwise.data.cache import materialise
 from classwise.data.cards import DATASETS, DatasetCard
 from classwise.data.folders import Folder
@@ -28,6 +28,7 @@ __all__ = [
     "load_data",
     "materialise",
     "ordered",
+    "share_of",
     "source_of",
     "to_float",
 ]

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -20,6 +23,10 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 RESIDENT_BYTES = 8 * 2**30
 """Training data up to this size live on the device."""
+READ_AHEAD = 2
+"""Batches that are read from the disk before it is their turn."""
+SLIMMEST = 3 / 4
+"""Of random parts: width over height, or height over width."""
 
 
 def to_float(images: np.ndarray | Tensor) -> Tensor:
@@ -39,12 +46,16 @@ def ordered(
     batch_size: int,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    size: int | None = None,
 ) -> Iterator[Batch]:
-    """The examples at some indices (None: all), in that order, untouched; the last batch may be smaller."""
+    """The examples at some indices (None: all), in that order, untouched; the last batch may be smaller.
+
+    With ``size`` the middle of each, so many pixels high and wide.
+    """
     rows = _checked_rows(images, np.arange(len(images)) if indices is None else indices, batch_size)
     for start in range(0, len(rows), batch_size):
         some = rows[start : start + batch_size]
-        x = _tensor(images.images[some]).to(device, non_blocking=True)
+        x = _tensor(middle(images.images[some], size)).to(device, non_blocking=True)
         y = _tensor(images.labels[some]).to(device, non_blocking=True)
         release(images.images)
         yield to_float(x).to(dtype), y, _tensor(some).to(device, non_blocking=True)
@@ -64,11 +75,53 @@ def augment(x: Tensor, top: Tensor, left: Tensor, mirror: Tensor, crop: int) -> 
     return padded.gather(2, places.flatten(1)[:, None].expand(-1, channels, -1)).view_as(x)
 
 
+def share_of(length: int, share: tuple[int, int]) -> slice:
+    """The i-th of n pieces of something so long; no two differ by more than one."""
+    i, n = share
+    return slice(i * length // n, (i + 1) * length // n)
+
+
+def middle(images: np.ndarray, size: int | None) -> np.ndarray:
+    """The middle of each image (B, C, H, W), so many pixels high and wide; None: the whole."""
+    if size is None:
+        return images
+    height, width = images.shape[2:]
+    if size > min(height, width):
+        raise InputError(f"images of {height}x{width} have no middle of {size} pixels")
+    top, left = (height - size) // 2, (width - size) // 2
+    return images[:, :, top : top + size, left : left + size]
+
+
+def random_parts(draws: Tensor, smallest: float, height: int, width: int) -> Tensor:
+    """Where random parts of images lie: (4, B) top, left, height, width in pixels, from draws (4, B) in [0, 1).
+
+    The area is uniform between ``smallest`` and all of the image, the logarithm of width over height uniform between
+    those of 3:4 and 4:3, the place uniform. A side that comes out longer than the image's is cut to it.
+    """
+    area = (smallest + (1 - smallest) * draws[0]) * (height * width)
+    ratio = torch.exp((2 * draws[1] - 1) * -math.log(SLIMMEST))
+    tall, wide = (area / ratio).sqrt().clamp(max=height), (area * ratio).sqrt().clamp(max=width)
+    return torch.stack([draws[2] * (height - tall), draws[3] * (width - wide), tall, wide])
+
+
+def resample(x: Tensor, parts: Tensor, mirror: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bring a part (4, B) of each image to a size by bilinear interpolation, then mirror some. Floats in and out."""
+    height, width = x.shape[2:]
+    top, left, tall, wide = parts.to(x.dtype)
+    signs = torch.where(mirror, -1.0, 1.0).to(x.dtype)
+    # An affine map of the square [-1, 1]² whose corners are the outer corners of the image.
+    maps = x.new_zeros(len(x), 2, 3)
+    maps[:, 0, 0], maps[:, 0, 2] = signs * wide / width, (2 * left + wide) / width - 1
+    maps[:, 1, 1], maps[:, 1, 2] = tall / height, (2 * top + tall) / height - 1
+    grid = F.affine_grid(maps, [len(x), x.shape[1], *size], align_corners=False)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
 class Batches:
     """Training data, each iteration one epoch in a new order.
 
-    They are held on the device once; a memory-mapped set of more than ``RESIDENT_BYTES`` stays on disk, and each batch
-    is read when it is its turn.
+    They are held on the device once; a memory-mapped set of more than ``RESIDENT_BYTES`` stays on disk, and batches
+    are read from there a little ahead of their turn.
 
     Everything random is drawn from ``generator`` where that lives, for a whole epoch when its first batch is
     asked for, and then moved to the device. With a generator on the CPU, order, crops and mirroring are
@@ -85,13 +138,27 @@ class Batches:
         generator: torch.Generator,
         crop: int = 0,
         flip: bool = False,
+        part: float | None = None,
+        size: int | None = None,
         sampling: Tensor | None = None,
         drop_last: bool = False,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
-        """``indices`` choose examples of the set (None: all); ``crop`` is the padding of random crops."""
+        """``indices`` choose examples of the set (None: all); ``crop`` is the padding of random crops.
+
+        With ``part`` images are random parts of at least that share of the area, brought to ``size`` pixels (None: the
+        size they have). With ``share = (i, n)`` only the i-th of n pieces of every batch comes, as for one of n
+        processes that all draw alike.
+        """
         rows = _checked_rows(images, np.arange(len(images)) if indices is None else indices, batch_size)
+        if not len(rows):
+            raise InputError("there are no examples to make batches of")
         if crop < 0:
             raise InputError(f"a crop of {crop} pixels; expected 0 or more")
+        if part is not None and crop:
+            raise InputError("random parts and random crops exclude each other")
+        if size is not None and part is None:
+            raise InputError(f"images are brought to {size} pixels as random parts: say how small these may be")
         if drop_last and len(rows) < batch_size:
             raise InputError(f"{len(rows)} examples give no whole batch of {batch_size}")
         self.images = images
@@ -99,6 +166,9 @@ class Batches:
         self.drop_last = drop_last
         self.crop = crop
         self.flip = flip
+        self.part = part
+        self.size = tuple(images.images.shape[2:]) if size is None else (size, size)
+        self.share = share
         self.generator = generator
         self.device = torch.device(device)
         labels = _tensor(images.labels[rows])
@@ -142,26 +212,61 @@ class Batches:
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[Batch]:
-        order = self._order().to(self.device, non_blocking=True)
-        place = self.generator.device
-        shape = (2, self.examples)
-        if self.crop:
-            corners = torch.randint(2 * self.crop + 1, shape, generator=self.generator, device=place)
-        else:
-            corners = torch.zeros(shape, dtype=torch.int64)
+        order = self._order().cpu()
+        places = self._places().to(self.device, non_blocking=True)
+        mirror = torch.zeros(self.examples, dtype=torch.bool)
         if self.flip:
-            mirror = torch.rand(self.examples, generator=self.generator, device=place) < 0.5
-        else:
-            mirror = torch.zeros(self.examples, dtype=torch.bool)
-        corners = corners.to(self.device, non_blocking=True)
+            mirror = torch.rand(self.examples, generator=self.generator, device=self.generator.device) < 0.5
         mirror = mirror.to(self.device, non_blocking=True)
-        for start in range(0, len(self) * self.batch_size, self.batch_size):
-            part = slice(start, start + self.batch_size)
-            rows = order[part]
-            x = self._images[rows].to(self.device, non_blocking=True)
-            if self.crop or self.flip:
-                x = augment(x, corners[0, part], corners[1, part], mirror[part], self.crop)
-            yield to_float(x), self._labels[rows], self._indices[rows]
+        parts, there = self._parts(), order.to(self.device, non_blocking=True)
+        for where, x in zip(parts, self._read(order, there, parts), strict=True):
+            rows = there[where]
+            yield self._changed(x, places[:, where], mirror[where]), self._labels[rows], self._indices[rows]
+
+    def standing(self, number: int) -> tuple[int, int]:
+        """How many examples of a whole batch come before this process's share, and how many it has in all."""
+        whole = min(self.batch_size, self.examples - number * self.batch_size)
+        return share_of(whole, self.share).start, whole
+
+    def _parts(self) -> list[slice]:
+        """Which of an epoch's examples make up each batch, or this process's share of it."""
+        parts = []
+        for number in range(len(self)):
+            start, mine = number * self.batch_size, share_of(self.standing(number)[1], self.share)
+            parts.append(slice(start + mine.start, start + mine.stop))
+        return parts
+
+    def _read(self, here: Tensor, there: Tensor, parts: Sequence[slice]) -> Iterator[Tensor]:
+        """The images of each part of an order, of which there is a copy here and one on the device."""
+        if isinstance(self._images, Tensor):
+            for where in parts:
+                yield self._images[there[where]]
+            return
+        waiting: deque[Future[Tensor]] = deque()
+        with ThreadPoolExecutor(1, "read ahead") as reader:
+            for number in range(len(parts) + READ_AHEAD):
+                if number < len(parts):
+                    waiting.append(reader.submit(self._images.read, here[parts[number]]))
+                if number >= READ_AHEAD:
+                    yield waiting.popleft().result().to(self.device, non_blocking=True)
+
+    def _places(self) -> Tensor:
+        """Draws for where each image of an epoch is cut."""
+        place = self.generator.device
+        if self.part is not None:
+            return torch.rand((4, self.examples), generator=self.generator, device=place)
+        if self.crop:
+            return torch.randint(2 * self.crop + 1, (2, self.examples), generator=self.generator, device=place)
+        return torch.zeros((2, self.examples), dtype=torch.int64)
+
+    def _changed(self, x: Tensor, places: Tensor, mirror: Tensor) -> Tensor:
+        """Images as they are trained on."""
+        if self.part is not None:
+            parts = random_parts(places, self.part, *x.shape[2:])
+            return resample(to_float(x), parts, mirror, self.size)
+        if self.crop or self.flip:
+            x = augment(x, places[0], places[1], mirror, self.crop)
+        return to_float(x)
 
     def _order(self) -> Tensor:
         """(N,) rows of the data held, in the order of this epoch."""
@@ -194,6 +299,11 @@ class MixedBatches:
     def __len__(self) -> int:
         return len(self.first)
 
+    def standing(self, number: int) -> tuple[int, int]:
+        """How many examples of a whole batch come before this process's share, and how many it has in all."""
+        (before, whole), (more_before, more) = self.first.standing(number), self.second.standing(0)
+        return before + more_before, whole + more
+
     def __iter__(self) -> Iterator[Batch]:
         """One epoch of the first. The second begins anew with every epoch, and again where it ends before.
 
@@ -215,8 +325,8 @@ class _OnDisk:
     def __init__(self, images: np.ndarray, rows: np.ndarray) -> None:
         self.images, self.rows = images, rows
 
-    def __getitem__(self, places: Tensor) -> Tensor:
-        found = _tensor(self.images[self.rows[places.cpu().numpy()]])
+    def read(self, places: Tensor) -> Tensor:
+        found = _tensor(self.images[self.rows[places.numpy()]])
         release(self.images)
         return found
 
@@ -225,9 +335,9 @@ def _checked_rows(images: ImageSet, indices: Sequence[int] | np.ndarray, batch_s
     if batch_size < 1:
         raise InputError(f"batches of {batch_size}; expected 1 or more")
     rows = np.array(indices, dtype=np.int64)
-    if rows.ndim != 1 or rows.size == 0:
-        raise InputError(f"indices have shape {rows.shape}; expected (N,) and at least one")
-    if rows.min() < 0 or rows.max() >= len(images):
+    if rows.ndim != 1:
+        raise InputError(f"indices have shape {rows.shape}; expected (N,)")
+    if rows.size and (rows.min() < 0 or rows.max() >= len(images)):
         raise InputError(f"indices in {rows.min()}..{rows.max()}; expected 0..{len(images) - 1}")
     return rows
 

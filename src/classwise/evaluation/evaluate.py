@@ -219,10 +219,13 @@ def fitting_batch(images: ImageSet, device: torch.device) -> int:
     return max(1, min(2000, budget // pixels))
 
 
-def count_classes(model: nn.Module, images: ImageSet) -> int:
-    """How many classes there are, after making sure that the model and the data speak of the same ones."""
+def count_classes(model: nn.Module, images: ImageSet, size: int | None = None) -> int:
+    """How many classes there are, after making sure that the model and the data speak of the same ones.
+
+    With ``size`` the model is shown the middle of images, so many pixels high and wide.
+    """
     first = np.arange(min(2, len(images)))
-    outputs = count_outputs(model, next(ordered(images, first, len(first), device_of(model)))[0])
+    outputs = count_outputs(model, next(ordered(images, first, len(first), device_of(model), size=size))[0])
     if outputs < 2:
         raise InputError("the model has one output: expected a logit for each class, of two classes or more")
     if images.classes is not None and outputs != len(images.classes):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from classwise.attacks import PGD
 from classwise.errors import InputError
-from classwise.noise import ExampleNoise, Noise, Randomness, SharedNoise
+from classwise.noise import Randomness, noise_of
 from classwise.objectives.madry import Madry
 from classwise.types import ClassControls
 
@@ -44,8 +44,8 @@ class Free(Madry):
     def perturb(
         self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, *, generator: Randomness = None
     ) -> Tensor:
-        noise: Noise = generator if isinstance(generator, ExampleNoise) else SharedNoise(generator)
-        return self.attack.threat.ball(x, controls.eps_scale[y]).start(self.attack.start, noise).requires_grad_()
+        ball = self.attack.threat.ball(x, controls.eps_scale[y])
+        return ball.start(self.attack.start, noise_of(generator)).requires_grad_()
 
     def again(self, x: Tensor, x_adv: Tensor, y: Tensor, controls: ClassControls) -> Tensor:
         assert x_adv.grad is not None

@@ -33,6 +33,12 @@ class Augment(BaseModel):
 
     crop: int = Field(0, ge=0, description="pixels of zero padding before a random crop back to size")
     flip: bool = Field(False, description="mirror half of the images")
+    part: Number | None = Field(
+        None, gt=0, le=1, description="instead of crop: random parts of at least this share of the image's area"
+    )
+    size: int | None = Field(
+        None, ge=1, description="pixels that parts are brought to, and that are cut from the middle for validation"
+    )
 
 
 class DataChoice(BaseModel):
@@ -56,6 +62,7 @@ class PhaseChoice(BaseModel):
     data: str | None = Field(None, description="the same images at another size, as imagenet:resize=160,crop=128")
     batch_size: int | None = Field(None, ge=1)
     crop: int | None = Field(None, ge=0, description="as in augment")
+    size: int | None = Field(None, ge=1, description="as in augment")
 
 
 class Recipe(BaseModel):
@@ -113,8 +120,13 @@ class Recipe(BaseModel):
 
     @property
     def data_at_the_end(self) -> str:
-        """The images of the last phase, at whose size the model is asked afterwards."""
-        return (self.phases[-1].data if self.phases else None) or self.data.name
+        """The images of the last phase, at the size at which the model is asked afterwards."""
+        last = self.phases[-1] if self.phases else PhaseChoice(epochs=self.epochs)
+        name, size = last.data or self.data.name, last.size or self.augment.size
+        if size is None or is_attribute_spec(name):
+            return name
+        spec = Spec.parse(name)
+        return str(Spec(spec.name, {**spec.options, "crop": size})) if "crop" in spec.options else name
 
     @field_validator("eps", mode="before")
     @classmethod

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from classwise.errors import InputError
 from classwise.noise import Randomness
 from classwise.training.averaging import Average
-from classwise.training.views import lowered
+from classwise.training.team import ALONE, Team
+from classwise.training.views import lowered, shared
 from classwise.training.weight_perturbation import WeightPerturbation
 from classwise.types import ClassControls, LossTerms, Objective, Policy, reduce
 
@@ -36,16 +37,18 @@ class Engine:
     precision: Precision
     clip: float | None
     awp: WeightPerturbation | None = None
+    team: Team = ALONE
+    """The processes among which batches are divided."""
     warmup: float = 0.0
     """Seconds spent on getting ready, which later steps do not have."""
     view: nn.Module = field(init=False)
     """The model in the chosen precision."""
 
     def __post_init__(self) -> None:
-        self.view = self.searched(self.model)
+        self.view = self.searched(self.model if self.team.size == 1 else shared(self.model, self.team))
 
     def step(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> tuple[LossTerms, Tensor]:
-        """Train on one batch; the terms and the mean loss, still on the device."""
+        """Train on one batch, or this process's share of it; its terms and the mean loss, still on the device."""
         self.view.train()
         x_adv = self.attacked(self.view, x, y, controls, generator)
         for replay in range(self.objective.replays):
@@ -68,12 +71,16 @@ class Engine:
 
         def loss_of() -> tuple[LossTerms, Tensor]:
             terms = self.objective.terms(model, x, x_adv, y)
-            return terms, reduce(terms, y, self.policy.on_batch(terms, y) or controls)
+            now = self.policy.on_batch(*self.team.everybodys(terms, y)) or controls
+            return terms, self.team.weighted(reduce(terms, y, now), len(y))
 
-        with nullcontext() if self.awp is None else self.awp.perturbed(self.model, lambda: loss_of()[1]):
+        push = nullcontext() if self.awp is None else self.awp.perturbed(self.model, lambda: loss_of()[1], self.team)
+        with push:
             terms, loss = loss_of()
             loss.backward()  # type: ignore[no-untyped-call]
-        return terms, loss.detach()
+        loss = loss.detach()
+        self.team.add([loss, *(weight.grad for weight in self.model.parameters() if weight.grad is not None)])
+        return terms, loss
 
     def update(self) -> None:
         """Move the weights by the gradients they have."""

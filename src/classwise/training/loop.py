@@ -20,12 +20,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from classwise.data import Batches, ImageSet, MixedBatches, ordered
+from classwise.data import Batches, ImageSet, MixedBatches, ordered, share_of
 from classwise.errors import Diverged, InputError, one_line
 from classwise.files import write_json
 from classwise.forward import frozen, logits_of
 from classwise.metrics.counts import Ints
-from classwise.noise import ExampleNoise
+from classwise.noise import ExampleNoise, PartNoise, Randomness
 from classwise.progress import Epoch, Progress
 from classwise.rundir import RunDirectory
 from classwise.threads import fitting_threads
@@ -40,6 +40,7 @@ from classwise.training.optimizers import OptimizerSettings
 from classwise.training.phases import Phase, phase_of
 from classwise.training.schedules import Schedule
 from classwise.training.selection import Rule, score
+from classwise.training.team import ALONE, Team
 from classwise.training.weight_perturbation import WeightPerturbation
 from classwise.types import Attack, ClassControls, ClassStats, Objective, Policy, Task
 
@@ -83,6 +84,7 @@ class Plan:
     """The attack that measures robust accuracy on validation, the same whatever the objective."""
     seed: int
     device: torch.device
+    team: Team = ALONE
 
     @property
     def num_classes(self) -> int:
@@ -102,7 +104,13 @@ class Plan:
     def steps(self, epochs: int) -> int:
         """How many batches the first so many epochs have."""
         phases = (self.phases[phase_of(self.phases, epoch)] for epoch in range(epochs))
-        return sum(whole + (rest > 1) for whole, rest in (divmod(len(self.train), self.own(one)) for one in phases))
+        parts = (divmod(len(self.train), self.own(one)) for one in phases)
+        return sum(whole + (rest >= self.least) for whole, rest in parts)
+
+    @property
+    def least(self) -> int:
+        """The examples that a batch must have: one for every process, and batch norm has no statistics of one."""
+        return max(2, self.team.size)
 
     def own(self, phase: Phase) -> int:
         """How many of a batch are not extra images."""
@@ -133,6 +141,7 @@ def make_engine(plan: Plan, model: nn.Module) -> Engine:
         precision=plan.precision,
         clip=plan.clip,
         awp=plan.awp,
+        team=plan.team,
     )
 
 
@@ -147,8 +156,9 @@ def make_batches(plan: Plan, generator: torch.Generator, phase: int = 0) -> Batc
     now = plan.phases[phase]
     size = plan.own(now)
     looks: dict[str, Any] = {"device": plan.device, "generator": generator, "crop": now.crop, "flip": plan.flip}
-    # Batch norm has no statistics of one example.
-    batches = Batches(now.images, plan.train, batch_size=size, drop_last=len(plan.train) % size == 1, **looks)
+    looks |= {"part": now.part, "size": now.size, "share": plan.team.share}
+    small = 0 < len(plan.train) % size < plan.least
+    batches = Batches(now.images, plan.train, batch_size=size, drop_last=small, **looks)
     if plan.extra is None:
         return batches
     return MixedBatches(batches, Batches(plan.extra, None, batch_size=now.batch_size // 2, drop_last=True, **looks))
@@ -209,7 +219,7 @@ class _Turn:
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         now = training.plan.phases[0]
-        image = torch.zeros(1, *now.images.images.shape[1:], device=self.device)
+        image = torch.zeros(1, *now.shape, device=self.device)
         self.threads = fitting_threads(training.engine.model, image, now.batch_size)
         with torch.random.fork_rng(devices=[self.device] if cuda else []):
             torch.manual_seed(training.plan.seed)
@@ -263,7 +273,7 @@ class _Training:
         """Begin, or take up what was left."""
         if resume and self.last.exists():
             self.load()
-        else:
+        elif self.plan.team.leads:
             indices = self.plan.validation.tolist()
             write_json(self.directory.validation, {"seed": self.plan.seed, "indices": indices})
 
@@ -271,7 +281,8 @@ class _Training:
         """Train; stops for a moment after every step, and after every epoch with what it came to."""
         while self.epoch < self.plan.epochs and not self.ended:
             yield from self.run_epoch()
-        save_weights(self.directory.checkpoints / "last.safetensors", self.engine.result)
+        if self.plan.team.leads:
+            save_weights(self.directory.checkpoints / "last.safetensors", self.engine.result)
 
     def outcome(self) -> Outcome:
         """How it ended."""
@@ -315,10 +326,9 @@ class _Training:
         )
         if best:
             self.best = (self.epoch, value)
-            save_weights(self.directory.checkpoints / "best.safetensors", self.engine.result)
         self.watch(val)
-        self.save()
-        write_history(self.directory.metrics, self.history)
+        if self.plan.team.leads:
+            self.write(best)
         yield Epoch(
             run=self.directory.path,
             epochs=self.plan.epochs,
@@ -344,7 +354,7 @@ class _Training:
             rate = plan.optimizer.lr * plan.schedule(self.epoch + number / len(self.batches), plan.epochs)
             for group in engine.optimizer.param_groups:
                 group["lr"] = rate
-            terms, loss = engine.step(x, y, self.controls, self.attack_random)
+            terms, loss = engine.step(x, y, self.controls, self.randomness(number, len(y)))
             stats.update(terms, y)
             total += loss
             if number % CHECK_EVERY == 0:
@@ -353,7 +363,14 @@ class _Training:
             yield
         mean = float(total) / len(self.batches)
         self.check(mean)
-        return stats.cpu(), mean, rate
+        return plan.team.total(stats), mean, rate
+
+    def randomness(self, number: int, count: int) -> Randomness:
+        """What drives the attack on a batch; each of several processes draws for the whole, and keeps its share."""
+        if self.plan.team.size == 1:
+            return self.attack_random
+        before, whole = self.batches.standing(number)
+        return PartNoise(self.attack_random, torch.arange(before, before + count, device=self.plan.device), whole)
 
     def watch(self, val: ClassStats) -> None:
         """End, or go back, where the recipe says so."""
@@ -366,7 +383,7 @@ class _Training:
         if not plan.guard.collapsed(val, self.sound):
             if robust_share(val) > self.sound:
                 self.sound = robust_share(val)
-                if plan.guard.action == "back":
+                if plan.guard.action == "back" and plan.team.leads:
                     state = {"model": self.engine.model.state_dict(), "optimizer": self.engine.optimizer.state_dict()}
                     save_state(self.directory.checkpoints / "sound.pt", state)
             return
@@ -406,16 +423,22 @@ class _Training:
         """
         plan, phase, searched = self.plan, self.plan.phases[self.phase], self.engine.searched(model)
         stats = ClassStats.zeros(plan.num_classes, plan.device)
-        if not len(plan.validation):
-            return stats.cpu()
+        mine = plan.validation[share_of(len(plan.validation), plan.team.share)]
         even = ClassControls.uniform(plan.num_classes).to(plan.device)
         with torch.no_grad(), frozen(model), frozen(searched):
-            for x, y, index in ordered(phase.images, plan.validation, phase.batch_size, plan.device):
+            for x, y, index in ordered(phase.images, mine, phase.batch_size, plan.device, size=phase.size):
                 terms = self.engine.objective(searched, x, y, even, generator=ExampleNoise(plan.seed, index))
                 x_adv = plan.judge(searched, x, y, generator=ExampleNoise(plan.seed + 1, index))
                 logits_nat, logits_adv = logits_of(model(x)), logits_of(model(x_adv))
                 stats.update(replace(terms, logits_nat=logits_nat, logits_adv=logits_adv), y)
-        return stats.cpu()
+        return plan.team.total(stats)
+
+    def write(self, best: bool) -> None:
+        """Keep what the epoch came to."""
+        if best:
+            save_weights(self.directory.checkpoints / "best.safetensors", self.engine.result)
+        self.save()
+        write_history(self.directory.metrics, self.history)
 
     def save(self) -> None:
         engine = self.engine
@@ -462,4 +485,5 @@ class _Training:
             torch.cuda.set_rng_state(state["random"]["cuda"], self.plan.device)
         self.data_random.set_state(state["random"]["data"])
         self.attack_random.set_state(state["random"]["attack"])
-        write_history(self.directory.metrics, self.history)
+        if self.plan.team.leads:
+            write_history(self.directory.metrics, self.history)

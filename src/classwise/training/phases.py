@@ -21,6 +21,17 @@ class Phase:
     batch_size: int
     crop: int
     """Pixels of zero padding before a random crop back to size."""
+    part: float | None = None
+    """Instead: images are random parts of at least this share of the area."""
+    size: int | None = None
+    """Pixels that parts are brought to, and the middle of an image has; None: those of the images."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of what the model is shown."""
+        channels, *sides = self.images.images.shape[1:]
+        height, width = sides if self.size is None else (self.size, self.size)
+        return channels, height, width
 
 
 def phase_of(phases: Sequence[Phase], epoch: int) -> int:

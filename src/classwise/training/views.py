@@ -1,4 +1,4 @@
-"""The same parameters and buffers asked in another way: two batches in one, or in bfloat16.
+"""The same parameters and buffers asked in another way: two batches in one, one batch in several, or in bfloat16.
 
 A view is a copy of the modules alone: what an optimizer does to the model, or a pass to its statistics, both see. Each
 has modes of its own.
@@ -12,9 +12,12 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
+from torch.nn import functional as F
 
 from classwise.engine import fits, halves, widened
 from classwise.forward import logits_of
+from classwise.training.team import Team
 
 
 def paired(model: nn.Module) -> nn.Module:
@@ -35,6 +38,61 @@ class PairedNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.norm(half) for half in x.chunk(2)])
+
+
+def shared(model: nn.Module, team: Team) -> nn.Module:
+    """A view whose batch norms, in training mode, take the batches of all processes for one."""
+    view, own = _view(model)
+    for name, norm in own.items():
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            view.set_submodule(name, SharedNorm(norm, team))
+    return view
+
+
+class SharedNorm(nn.Module):
+    """A batch norm over the batches of all processes. In evaluation mode it is the plain one."""
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, team: Team) -> None:
+        super().__init__()
+        self.norm, self.team = norm, team
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = self.norm
+        if not norm.training:
+            out: Tensor = norm(x)
+            return out
+        mean, variance, count = self.moments(x)
+        if norm.track_running_stats:
+            self.remember(mean.detach(), variance.detach() * (count / (count - 1)))
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        scale = (variance + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight)
+        centred = (x - mean.view(shape)) * scale.view(shape)
+        return (centred if norm.bias is None else centred + norm.bias.view(shape)).to(x.dtype)
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(C,) mean and variance of each channel over all processes, and how many values they are of."""
+        wide = x if x.dtype == torch.float64 else x.float()
+        variance, mean = torch.var_mean(wide, [0, *range(2, x.dim())], correction=0)
+        mine = torch.cat([mean, variance, mean.new_full((1,), wide[:, 0].numel())])
+        before, after = self.team.rank, self.team.size - 1 - self.team.rank
+        # A sum of rows that are zero but for one process's is all rows, and has a gradient.
+        rows: Tensor = all_reduce(F.pad(mine[None], (0, 0, before, after)))  # type: ignore[no-untyped-call]
+        (means, variances), counts = rows[:, :-1].chunk(2, 1), rows[:, -1:].detach()
+        total = counts.sum()
+        mean = (counts * means).sum(0) / total
+        return mean, (counts * (variances + (means - mean).square())).sum(0) / total, total
+
+    @torch.no_grad()
+    def remember(self, mean: Tensor, variance: Tensor) -> None:
+        """Move the running statistics."""
+        norm = self.norm
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        assert norm.num_batches_tracked is not None
+        norm.num_batches_tracked.add_(1)
+        share = 1 / norm.num_batches_tracked.to(mean) if norm.momentum is None else norm.momentum
+        norm.running_mean.lerp_(mean, share)
+        norm.running_var.lerp_(variance, share)
 
 
 def lowered(model: nn.Module) -> nn.Module:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from classwise.errors import InputError
 from classwise.spec import Number
+from classwise.training.team import ALONE, Team
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +36,16 @@ class WeightPerturbation:
             raise InputError(f"gamma must be positive, got {self.gamma}")
 
     @contextmanager
-    def perturbed(self, model: nn.Module, loss_of: Callable[[], Tensor]) -> Iterator[None]:
-        """Within it the weights stand where the loss of the batch is worse; afterwards where they were."""
+    def perturbed(self, model: nn.Module, loss_of: Callable[[], Tensor], team: Team = ALONE) -> Iterator[None]:
+        """Within it the weights stand where the loss of the batch is worse; afterwards where they were.
+
+        The losses of a team's processes add up to that of the batch.
+        """
         weights = [weight for weight in model.parameters() if weight.requires_grad and weight.dim() > 1]
         buffers = list(model.buffers())
         before = [tensor.detach().clone() for tensor in (*weights, *buffers)]
         gradients = torch.autograd.grad(loss_of(), weights)
+        team.add(gradients)
         with torch.no_grad():
             for buffer, kept in zip(buffers, before[len(weights) :], strict=True):
                 buffer.copy_(kept)

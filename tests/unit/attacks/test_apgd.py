@@ -143,18 +143,23 @@ def last_unchanged(step_sizes: list[float], last: int, k: int) -> bool:
 @pytest.mark.parametrize("loss", ["ce", "margin"])
 @pytest.mark.parametrize(("steps", "rho"), [(1, 0.75), (2, 0.75), (10, 0.75), (50, 0.75), (50, 0.2)])
 def test_walks_as_algorithm_1_does(steps: int, rho: float, loss: Any, norm: Any) -> None:
-    """With a small ρ condition 1 is rare, and it is up to condition 2 to halve the step size."""
+    """With a small ρ condition 1 is rare, and it is up to condition 2 to halve the step size.
+
+    Image by image: where two values of a walk are equal but for rounding, a batch may take the one and an image alone
+    the other.
+    """
     model = Curved()
-    x = images(40, 0)
-    y = predicted(model, x)
     attack = APGD(eps=0.04 if norm == "Linf" else 0.15, norm=norm, steps=steps, loss=loss, rho=rho)
-    x_adv = attack(model, x, y, generator=streams(40))
-    start = random_start(attack.pose(model, x, y, generator=streams(40)))
-    kept = predicted(model, x_adv) == y
-    assert kept.sum() >= 4
-    for i in kept.nonzero().flatten().tolist():
-        one = slice(i, i + 1)
-        assert torch.allclose(x_adv[one], algorithm_1(model, x[one], y[one], start[one], attack), atol=1e-9, rtol=0)
+    kept = 0
+    for number, x in enumerate(images(40, 0).split(1)):
+        y, noise = predicted(model, x), ExampleNoise(0, torch.tensor([number]))
+        x_adv = attack(model, x, y, generator=noise)
+        if not bool(predicted(model, x_adv) == y):
+            continue
+        kept += 1
+        start = random_start(attack.pose(model, x, y, generator=ExampleNoise(0, torch.tensor([number]))))
+        assert torch.allclose(x_adv, algorithm_1(model, x, y, start, attack), atol=1e-9, rtol=0)
+    assert kept >= 4
 
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])

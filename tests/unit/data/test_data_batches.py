@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from classwise.data import Batches, augment, materialise, ordered, to_float
+from classwise.data import Batches, ImageSet, augment, materialise, ordered, to_float
+from classwise.data.batches import random_parts, resample
 from classwise.data.sources import Reading
 from classwise.errors import InputError
 
@@ -149,16 +154,101 @@ def test_impossible_sampling(make_set, weights, message):
     [
         ({"batch_size": 0}, "batches of 0"),
         ({"crop": -1}, "crop of -1"),
+        ({"crop": 1, "part": 0.5}, "exclude each other"),
+        ({"size": 2}, "say how small"),
         ({"batch_size": 50, "drop_last": True}, "12 examples give no whole batch of 50"),
         ({"indices": [0, 12]}, r"indices in 0\.\.12; expected 0\.\.11"),
         ({"indices": [-1]}, "indices in -1"),
-        ({"indices": []}, "at least one"),
+        ({"indices": []}, "no examples"),
     ],
 )
 def test_impossible_batches(make_set, options, message):
     settings = {"indices": None, "batch_size": 4, "device": "cpu", "generator": seeded(), **options}
     with pytest.raises(InputError, match=message):
         Batches(make_set(), settings.pop("indices"), **settings)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.05, 1), st.booleans(), st.tuples(st.integers(2, 9), st.integers(2, 9)))
+def test_parts_of_a_slope_are_slopes(seed, smallest, mirrored, size):
+    """On an image whose values rise evenly to the right and downwards, interpolation is exact inside of it."""
+    height, width = 13, 17
+    parts = random_parts(torch.rand(4, 5, generator=seeded(seed)), smallest, height, width)
+    top, left, tall, wide = (part[:, None].double() for part in parts)
+    slope = lambda across, down: 0.01 * across + 0.03 * down  # noqa: E731
+    columns, rows = torch.arange(width).double() + 0.5, torch.arange(height).double() + 0.5
+    x = slope(columns[None, :], rows[:, None]).expand(5, 1, -1, -1)
+    seen = resample(x, parts, torch.full((5,), mirrored), size)[:, 0]
+    # The middle of each pixel lies at its share of the part; beyond the middle of the last pixel nothing rises.
+    down = top + tall * (torch.arange(size[0]) + 0.5) / size[0]
+    across = left + wide * (torch.arange(size[1]) + 0.5) / size[1]
+    across = across.flip(1) if mirrored else across
+    expected = slope(across.clamp(0.5, width - 0.5)[:, None, :], down.clamp(0.5, height - 0.5)[:, :, None])
+    assert torch.allclose(seen, expected, atol=1e-6)
+
+
+def test_parts_lie_in_the_image_and_have_the_area_and_shape_they_should():
+    top, left, tall, wide = random_parts(torch.rand(4, 20000, generator=seeded()), 0.25, 40, 40)
+    assert bool((top >= 0).all() and (left >= 0).all())
+    assert bool((top + tall <= 40.0001).all() and (left + wide <= 40.0001).all())
+    whole = (tall < 40) & (wide < 40)
+    share, ratio = (tall * wide / 1600)[whole], (wide / tall)[whole]
+    assert float(share.min()) > 0.2499
+    assert float(ratio.min()) > 0.7499
+    assert float(ratio.max()) < 1.3334
+    small = share[share < 0.5]  # where no side is cut off, areas are uniform and long sides as many as tall ones
+    assert abs(float(small.mean()) - 0.375) < 0.005
+    assert abs(float((ratio > 1).double().mean()) - 0.5) < 0.02
+
+
+def test_parts_of_batches_have_their_size_and_reproduce(make_set):
+    images = make_set(10, (3, 8, 12))
+    options = {"batch_size": 4, "device": "cpu", "part": 0.3, "flip": True}
+    first, again, whole = (
+        torch.cat([x for x, _, _ in Batches(images, None, generator=seeded(), **options, **more)])
+        for more in ({"size": 5}, {"size": 5}, {})
+    )
+    assert first.shape == (10, 3, 5, 5)
+    assert whole.shape == (10, 3, 8, 12)
+    assert torch.equal(first, again)
+    assert 0 <= float(first.min()) < float(first.max()) <= 1
+
+
+def test_the_whole_image_as_a_part_is_the_image():
+    x = torch.rand(2, 3, 9, 6, generator=seeded())
+    whole = torch.tensor([0.0, 0.0, 9.0, 6.0])[:, None].expand(4, 2)
+    seen = resample(x, whole, torch.tensor([False, True]), (9, 6))
+    assert torch.allclose(seen, torch.stack([x[0], x[1].flip(2)]), atol=1e-5)
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 7), st.booleans())
+def test_shares_of_all_processes_are_the_whole_batches(n, size, processes, flip):
+    rng = np.random.default_rng(n)
+    images = ImageSet(
+        name="some",
+        split="train",
+        images=rng.integers(0, 256, (n, 1, 4, 4), dtype=np.uint8),
+        labels=rng.integers(0, 3, n),
+        classes=tuple("abc"),
+    )
+    options = {"batch_size": size, "device": "cpu", "crop": 2, "flip": flip}
+    whole = list(Batches(images, None, generator=seeded(), **options))
+    shares = [
+        list(Batches(images, None, generator=seeded(), share=(i, processes), **options)) for i in range(processes)
+    ]
+    assert {len(share) for share in shares} == {len(whole)}
+    for number, batch in enumerate(whole):
+        for part, together in enumerate(batch):
+            assert torch.equal(torch.cat([share[number][part] for share in shares]), together)
+        sizes = [len(share[number][0]) for share in shares]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_ordered_gives_the_middle(make_set):
+    images = make_set(3, (1, 7, 8))
+    (x, _, _), *_ = ordered(images, None, 3, size=4)
+    assert torch.equal(x, to_float(images.images[:, :, 1:5, 2:6]))
+    with pytest.raises(InputError, match="7x8 have no middle of 9"):
+        next(ordered(images, None, 3, size=9))
 
 
 def test_ordered_goes_through_as_told(make_set):
@@ -199,6 +289,11 @@ def test_memory_mapped_sets_serve_both(make_set, monkeypatch):
         read = Batches(mapped, rows, generator=seeded(), **settings)
         for one, other in zip(held, read, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    broken_off = iter(Batches(mapped, None, generator=seeded(), **settings))
+    next(broken_off)
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("read ahead")]
+    broken_off.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read ahead")]
     assert torch.equal(to_float(mapped.images), to_float(made.images))
     (x, _, _), *_ = ordered(mapped, None, 10)
     assert torch.equal(x, to_float(made.images))

@@ -157,6 +157,13 @@ def test_resumed_across_a_boundary_equals_uninterrupted(
     assert timeless[0] == timeless[1]
 
 
+def test_random_parts_have_the_size_of_their_phase(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    phases = [{"epochs": 2, "size": 6}, {**recipe["phases"][1], "size": 11}]
+    state = train({**recipe, "augment": {"part": 0.35, "flip": True}, "phases": phases}, tmp_path / "run")
+    sizes = state["model"]["seen"].nonzero().flatten().tolist()
+    assert sizes == [6, 11]
+
+
 def test_validation_images_are_those_of_the_phase(tmp_path: Path, recipe: dict[str, Any]) -> None:
     """Images that are enlarged copies are judged alike; the split is one for all phases."""
     train({**recipe, "optimizer": "sgd:lr=1e-12"}, tmp_path / "run")
@@ -170,7 +177,11 @@ def test_validation_images_are_those_of_the_phase(tmp_path: Path, recipe: dict[s
     ("change", "complaint"),
     [
         ({"epochs": 5}, "the phases have 4 epochs, the recipe 5"),
-        ({"phases": [{"epochs": 4, "size": 3}]}, "unknown key 'size': did you mean 'batch_size'"),
+        ({"phases": [{"epochs": 4, "seize": 3}]}, "unknown key 'seize': did you mean 'size'"),
+        ({"phases": [{"epochs": 4, "size": 3}]}, "size = 3 is that of random parts: set augment.part"),
+        ({"augment": {"part": 0.3, "size": 9}}, "size = 9, but the images of FILE:small have only 8 pixels"),
+        ({"augment": {"part": 0.3, "crop": 2}}, "two ways to cut images"),
+        ({"augment": {"part": 1.5}}, "augment.part = 1.5"),
         ({"phases": [{"batch_size": 4}]}, "phases.0.epochs is missing"),
         ({"phases": [{"epochs": 0}]}, "phases.0.epochs"),
         ({"phases": [{"epochs": 1}, {"epochs": 3, "data": "FILE:fewer"}]}, "phase 2 has other examples"),
@@ -186,6 +197,7 @@ def test_what_does_not_fit_starts_nothing(
     tmp_path: Path, recipe: dict[str, Any], change: dict[str, Any], complaint: str
 ) -> None:
     change = json.loads(json.dumps(change).replace("FILE", str(tmp_path / "mine.py")))
+    complaint = complaint.replace("FILE", str(tmp_path / "mine.py"))
     with pytest.raises(InputError) as caught:
         train({**recipe, **change}, tmp_path / "run")
     assert complaint in str(caught.value)
@@ -197,7 +209,8 @@ def test_the_phases_of_the_paper() -> None:
     """Wong et al. 2020: sizes 128, 224, 288, batches of 512, 224, 128, and their rates at every epoch."""
     recipe = load_recipe("imagenet/fgsm-rs")
     assert [(phase.epochs, phase.batch_size) for phase in recipe.phases] == [(6, 512), (6, 224), (3, 128)]
-    assert [phase.data.rpartition("=")[2] for phase in recipe.phases if phase.data] == ["128", "224", "288"]
+    assert [phase.size for phase in recipe.phases] == [128, 224, 288]
+    assert recipe.augment.part == 0.08
     settings = {key: tuple(value) for key, value in recipe.schedule.items() if key != "name"}
     schedule = Piecewise(**settings)
     rates = {0: 0.0, 0.5: 0.2, 1: 0.4, 6: 0.04, 9: 0.022, 12: 0.004, 15: 0.0004, 20: 0.0004}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from classwise.files import digest
 from classwise.forward import logits_of
-from classwise.noise import ExampleNoise, Randomness
+from classwise.noise import ExampleNoise, PartNoise, Randomness
 from classwise.types import Effort
 
 
@@ -136,11 +136,12 @@ def seed_of(randomness: Randomness) -> int | None:
         return int(digest(*map(str, parts))[:8], 16)
     if randomness is None:
         return None
-    return int(torch.randint(2**32, (1,), generator=randomness, device=randomness.device))
+    generator = randomness.generator if isinstance(randomness, PartNoise) else randomness
+    return int(torch.randint(2**32, (1,), generator=generator, device=generator.device))
 
 
 def torch_generator(randomness: Randomness, seed: int | None, device: torch.device) -> torch.Generator | None:
     """What a function that draws from a generator is given."""
-    if isinstance(randomness, ExampleNoise) and seed is not None:
+    if isinstance(randomness, ExampleNoise | PartNoise) and seed is not None:
         return torch.Generator(device).manual_seed(seed)
     return randomness if isinstance(randomness, torch.Generator) else None

@@ -1,0 +1,54 @@
+"""A command in several processes on this machine, which ``torchrun`` would start on several machines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import uuid
+
+import typer
+
+from classwise.errors import InputError
+
+
+def leading() -> bool:
+    """Whether this process speaks for all that were started with it."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def in_processes(number: int) -> None:
+    """Run this very command in so many processes, each of which is told its place; then exit as they did.
+
+    If one of them fails, the others are stopped. A process that was started so returns at once.
+    """
+    if "RANK" in os.environ:
+        return
+    if number < 1:
+        raise InputError(f"{number} processes; expected 1 or more")
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    for name in ("torch.distributed", "torch.distributed.elastic.agent.server.api"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes say themselves what is wrong
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number)))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=number,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "classwise", *sys.argv[1:])
+    except SignalException as signal:
+        raise typer.Exit(128 + signal.sigval) from None
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        if failure.exitcode < 0:
+            raise InputError(f"process {rank + 1} of {number} was killed by signal {-failure.exitcode}") from None
+        raise typer.Exit(failure.exitcode) from None
+    raise typer.Exit
