@@ -395,6 +395,8 @@ class _Training:
             self.engine.model.load_state_dict(state["model"])
             self.engine.optimizer.load_state_dict(state["optimizer"])
             self.strengthen(2)
+        if not plan.team.leads:
+            return
         then = "training stops" if self.ended else f"back to the best, with {self.strength} times as many steps"
         warnings.warn(f"{fell} to {100 * robust_share(val):.1f}; {then}", stacklevel=2)
 
