@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"errors"},
     "verdicts": {"errors", "files", "metrics"},
     "rundir": {"errors", "files"},
-    "data": GROUND | {"plugins"},
+    "data": GROUND | {"plugins", "noise", "corruptions"},
     "models": GROUND | {"plugins", "forward"},
     "engine": GROUND | {"forward"},
     "attacks": GROUND | {"types", "forward", "noise", "threat", "fusing"},

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import os
 import socket
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -130,6 +131,7 @@ def normalise(norm: nn.Module, inner: nn.modules.batchnorm._BatchNorm, where: sl
 
 def work(rank: int, size: int, port: int, folder: str) -> None:
     """Everything that is compared, done by one of several processes."""
+    warnings.simplefilter("error")
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))

@@ -39,6 +39,7 @@ from classwise.analysis.subject import Subject
 from classwise.analysis.superclasses import membership
 from classwise.data import ImageSet, load_data
 from classwise.data.batches import ordered, to_float
+from classwise.data.derived import on_colours
 from classwise.errors import InputError
 from classwise.forward import device_of, frozen, logits_of
 from classwise.metrics import confusion_matrix
@@ -258,11 +259,6 @@ def assignments(num_classes: int) -> dict[str, dict[str, list[int]]]:
     }
 
 
-def coloured(x: Tensor, colours: Tensor) -> Tensor:
-    """(B, 3, H, W) grey images (B, 1, H, W) in white on grounds of these colours (B, 3): ink + (1 - ink) · colour."""
-    return x + (1 - x) * colours[:, :, None, None]
-
-
 def _colours(subject: Subject, attack: str | None, folder: Path, progress: Progress) -> Background:
     recipe, key = recipe_of(subject), one_attack(subject, attack)
     if subject.images.images.shape[1] != 1:
@@ -316,7 +312,7 @@ def _on_colours(images: ImageSet, way: dict[str, list[int]]) -> Iterator[tuple[T
     for colour, labels in way.items():
         of_class[labels] = torch.tensor(COLOURS[colour])
     for x, y, _ in ordered(images, None, BATCH):
-        yield coloured(x, of_class[y]), y.numpy().astype(np.int64)
+        yield on_colours(x, of_class[y]), y.numpy().astype(np.int64)
 
 
 def _white(subjects: Sequence[Subject], label: int, masks: Path | None, key: str, progress: Progress) -> White:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from PIL import ImageColor
+
+from classwise.corruptions import Corruption
 from classwise.data.wordnet import IMAGENET, TINY_IMAGENET
 from classwise.errors import InputError
 from classwise.spec import Names, Number, Spec, convert
@@ -57,7 +60,13 @@ class Choice:
     imbalance: Number = 1.0
     """Of the training images, so many times fewer of the last class than of the first, falling exponentially."""
     seed: int = 0
-    """Which examples an imbalance keeps."""
+    """Which examples an imbalance keeps, and of the noise of a corruption."""
+    background: Names = ()
+    """Colours put behind grey images, for the classes in turn, as ``blue+yellow`` or ``#0033b3``. [default: none]"""
+    corruption: str | None = None
+    """A corruption of all images, as ``fog``."""
+    severity: int = 3
+    """Of the corruption, from 1 to 5."""
     resize: int | None = None
     """The shorter side before the centre is cut out, for images of many sizes."""
     crop: int | None = None
@@ -68,6 +77,9 @@ class Choice:
             raise InputError(f"imbalance = {self.imbalance:g}; expected 1 or more")
         if self.seed < 0:
             raise InputError(f"seed = {self.seed}; expected 0 or more")
+        if self.corruption is not None:
+            Corruption(kind=self.corruption, severity=self.severity)  # one that does not exist is said now
+        _ = self.colours
 
     @classmethod
     def parse(cls, spec: str) -> tuple[Spec, Choice]:
@@ -76,12 +88,22 @@ class Choice:
         return read, cls(**convert(f"data {read.name!r}", cls, read.options))
 
     @property
-    def subset(self) -> bool:
-        """Whether it is not the whole data set."""
-        return bool(self.only or self.without or self.imbalance > 1)
+    def derives(self) -> bool:
+        """Whether it leaves something else than the whole data set."""
+        return bool(self.only or self.without or self.imbalance > 1 or self.background or self.corruption)
+
+    @property
+    def colours(self) -> list[tuple[int, ...]]:
+        """The background's, each of three numbers up to 255."""
+        try:
+            return [ImageColor.getrgb(colour)[:3] for colour in self.background]
+        except ValueError as error:
+            raise InputError(f"background: {error}; expected a colour like red or #ff0000") from None
 
     def sized(self, card: DatasetCard) -> DatasetCard:
         """The card with images of the chosen size, and a name that says so."""
+        if self.background and card.mode != "L":
+            raise InputError(f"{card.name} has colour images: a background is put behind grey ones")
         if self.resize is None and self.crop is None:
             return card
         if card.resize is None:

@@ -1,6 +1,6 @@
-"""Data sets that are a part of another: some classes of it, or fewer examples of some."""
+"""Data sets made of another: some classes of it, fewer examples of some, other backgrounds, or corrupted images."""
 
-# N examples, K classes
+# N examples, K classes, B batch, C channels, H height, W width
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from classwise.corruptions import Corruption
 from classwise.data.arrays import ImageSet, release
+from classwise.data.batches import to_float
 from classwise.data.cache import materialise
 from classwise.data.cards import Choice, DatasetCard
 from classwise.data.decode import rows_at_a_time
-from classwise.data.sources import FORMAT, Part, Reading, Source
+from classwise.data.sources import FORMAT, Reading, Source
 from classwise.data.splits import draw
 from classwise.errors import InputError
 from classwise.files import digest_json
+from classwise.noise import ExampleNoise
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,32 @@ class Derived:
             rows, labels = rows[thinned], labels[thinned]
         if not len(rows):
             raise InputError(f"{self.name} ({self.split}): no examples are left")
-        return Reading(len(rows), self.card.shape, tuple(classes[label] for label in kept), _parts(whole, rows, labels))
+        channels, height, width = self.card.shape
+        shape = (3 if self.choice.background else channels, height, width)
+        parts = ((self.changed(*part), part[1]) for part in _parts(whole, rows, labels))
+        return Reading(len(rows), shape, tuple(classes[label] for label in kept), parts)
+
+    def changed(
+        self, images: NDArray[np.uint8], labels: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> NDArray[np.uint8]:
+        """(B, C, H, W) the images of some rows of the whole, before a background and under a corruption."""
+        choice = self.choice
+        if not (choice.background or choice.corruption):
+            return images
+        x = to_float(images)
+        if choice.background:
+            colours = torch.tensor(choice.colours)[torch.from_numpy(labels) % len(choice.background)] / 255
+            x = on_colours(x, colours)
+        if choice.corruption:
+            noise = ExampleNoise(choice.seed, torch.from_numpy(rows))
+            x = Corruption(kind=choice.corruption, severity=choice.severity)(x, generator=noise)
+        pixels: NDArray[np.uint8] = (x * 255).round().to(torch.uint8).numpy()
+        return pixels
+
+
+def on_colours(x: Tensor, colours: Tensor) -> Tensor:
+    """(B, 3, H, W) grey images (B, 1, H, W) in white on grounds of these colours (B, 3): ink + (1 - ink) · colour."""
+    return x + (1 - x) * colours[:, :, None, None]
 
 
 def long_tail(labels: NDArray[np.int64], num_classes: int, imbalance: float, seed: int) -> NDArray[np.int64]:
@@ -72,9 +102,12 @@ def long_tail(labels: NDArray[np.int64], num_classes: int, imbalance: float, see
     return np.sort(np.concatenate(chosen))
 
 
-def _parts(whole: ImageSet, rows: NDArray[np.int64], labels: NDArray[np.int64]) -> Iterator[Part]:
+def _parts(
+    whole: ImageSet, rows: NDArray[np.int64], labels: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]]:
+    """Images, labels and rows, a few at a time."""
     step = rows_at_a_time(whole.images.shape[1:])
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        yield whole.images[rows[part]], labels[part]
+        yield whole.images[rows[part]], labels[part], rows[part]
         release(whole.images)

@@ -109,4 +109,4 @@ def _named(spec: str, split: str, folder: Path | None = None) -> Source:
         source = find(card, read.name, split, shown, itself=True)
     if source is None:
         source = HubParquet(card, split)
-    return Derived(str(read), source, card, choice) if choice.subset else source
+    return Derived(str(read), source, card, choice) if choice.derives else source

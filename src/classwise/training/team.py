@@ -122,6 +122,24 @@ class Team:
 ALONE = Team(0, 1, torch.device("cpu"))
 
 
+def sum_of_all(tensor: Tensor) -> Tensor:
+    """The sum over all processes, with a gradient: every process's result hangs on every process's part."""
+    result: Tensor = _Sum.apply(tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _Sum.forward(ctx, gradient)
+
+
 @contextmanager
 def assembled(device: torch.device) -> Iterator[Team]:
     """The processes that were started together, or this one alone. Nobody leaves before all are done."""

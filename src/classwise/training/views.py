@@ -12,12 +12,11 @@ import copy
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional as F
 
 from classwise.engine import fits, halves, widened
 from classwise.forward import logits_of
-from classwise.training.team import Team
+from classwise.training.team import Team, sum_of_all
 
 
 def paired(model: nn.Module) -> nn.Module:
@@ -76,7 +75,7 @@ class SharedNorm(nn.Module):
         mine = torch.cat([mean, variance, mean.new_full((1,), wide[:, 0].numel())])
         before, after = self.team.rank, self.team.size - 1 - self.team.rank
         # A sum of rows that are zero but for one process's is all rows, and has a gradient.
-        rows: Tensor = all_reduce(F.pad(mine[None], (0, 0, before, after)))  # type: ignore[no-untyped-call]
+        rows = sum_of_all(F.pad(mine[None], (0, 0, before, after)))
         (means, variances), counts = rows[:, :-1].chunk(2, 1), rows[:, -1:].detach()
         total = counts.sum()
         mean = (counts * means).sum(0) / total

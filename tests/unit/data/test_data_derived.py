@@ -1,16 +1,19 @@
-"""Parts of data sets: some classes, or fewer examples of some; deterministic, and numbered anew."""
+"""Data sets made of others: some classes, fewer examples, other backgrounds, corruptions; always the same."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from classwise.data import DATASETS, load_data
+from classwise.corruptions import Corruption
+from classwise.data import DATASETS, load_data, to_float
 from classwise.data.cards import known_superclasses
 from classwise.data.derived import long_tail
 from classwise.errors import InputError
+from classwise.noise import ExampleNoise
 
 
 def complaint(spec: str, split: str = "test") -> str:
@@ -38,6 +41,47 @@ def test_classes_are_chosen_and_numbered_anew(spec, kept):
         assert part.classes == tuple(str(label) for label in kept)
         assert part.name == spec
         assert isinstance(part.images, np.memmap)  # as flat in memory as the whole
+
+
+def test_backgrounds_go_by_class_in_turn():
+    for split in ("train", "test"):
+        grey, found = load_data("digits", split=split), load_data("digits:background=#0033b3+yellow", split=split)
+        assert found.images.shape == (len(grey), 3, 8, 8)
+        assert np.array_equal(found.labels, grey.labels)
+        colours = np.array([[0, 0x33, 0xB3], [255, 255, 0]])[grey.labels % 2][:, :, None, None]
+        ink = grey.images / 255
+        assert np.array_equal(found.images, np.rint(255 * ink + (1 - ink) * colours).astype(np.uint8))
+
+
+def test_a_corrupted_copy_is_the_corruption_of_every_image():
+    grey, found = load_data("digits"), load_data("digits:corruption=gaussian-noise,severity=5,seed=3")
+    noise = ExampleNoise(3, torch.arange(len(grey)))
+    x = Corruption(kind="gaussian-noise", severity=5)(to_float(grey.images), generator=noise)
+    assert np.array_equal(found.images, (x * 255).round().to(torch.uint8).numpy())
+    assert not np.array_equal(found.images, load_data("digits:corruption=gaussian-noise,severity=5").images)
+    # An image is corrupted alike in whatever company.
+    some = load_data("digits:corruption=gaussian-noise,severity=5,seed=3,only=4+7")
+    assert np.array_equal(some.images, found.images[np.isin(found.labels, [4, 7])])
+
+
+def test_background_and_corruption_of_some_classes_together():
+    found = load_data("digits:only=2+5+8,background=red+lime+blue,corruption=brightness,severity=1")
+    assert found.images.shape[1:] == (3, 8, 8)
+    brightest = found.images.mean((2, 3))
+    assert [int(np.bincount(brightest[found.labels == label].argmax(1)).argmax()) for label in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("digits:background=blurple", "background: unknown color specifier: 'blurple'; expected a colour like red"),
+        ("cifar10:background=red", "cifar10 has colour images: a background is put behind grey ones"),
+        ("digits:corruption=fgo", "unknown corruption 'fgo': did you mean 'fog'"),
+        ("digits:corruption=fog,severity=6", "severity must be one of 1 to 5, got 6"),
+    ],
+)
+def test_impossible_changes(spec, said):
+    assert said in complaint(spec)
 
 
 def test_the_profile_of_the_long_tailed_cifar10():
