@@ -18,7 +18,7 @@ from classwise.data import ImageSet, balanced_split, balanced_subset, load_data
 from classwise.engine import EngineName
 from classwise.errors import InputError, one_line, unknown
 from classwise.evaluation.command import command
-from classwise.evaluation.evaluate import count_classes, run_evaluation
+from classwise.evaluation.evaluate import Question, count_classes, run_evaluation
 from classwise.files import digest_json
 from classwise.forward import device_of, dtype_of
 from classwise.methods import conflict
@@ -102,19 +102,21 @@ def evaluate(
     return run_evaluation(
         loaded,
         images,
-        attacks=_with_substitutes(suite.attacks, images, device_of(loaded)),
-        corruptions=suite.corruptions,
-        threat=suite.threat,
+        Question(
+            attacks=_with_substitutes(suite.attacks, images, device_of(loaded)),
+            corruptions=suite.corruptions,
+            threat=suite.threat,
+            per_class=per_class,
+            batch_size=batch_size,
+            seed=seed,
+            engine=checked_engine(engine),
+            until_worst_ci=until_worst_ci,
+        ),
         model_info=_describe(model, weights),
         trained_on=None if run is None else RunDirectory(run).read().get("training", {}).get("data_digest"),
-        per_class=per_class,
-        batch_size=batch_size,
-        seed=seed,
         directory=directory,
         beside="training" if run and directory and run.resolve() == directory.path.resolve() else None,
         resume=resume,
-        engine=checked_engine(engine),
-        until_worst_ci=until_worst_ci,
         command=command(
             model,
             data,

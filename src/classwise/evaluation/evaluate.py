@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from classwise.progress import Progress
 from classwise.reporting import ClassReport
 from classwise.reporting.corruptions import CorruptionInfo
 from classwise.reporting.report import DatasetInfo, ThreatInfo
+from classwise.reporting.sanity import Sanity
 from classwise.rundir import RunDirectory, Section, hardware, versions
 from classwise.threat import Threat
 from classwise.types import Corruption, MeasuredAttack
@@ -49,143 +51,203 @@ PROBE, PROBE_BATCH = 100, 10
 """Examples looked at to tell models of the same weights apart, so many at a time: no memory is too small for them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked of a model: everything that decides the verdicts."""
+
+    attacks: Mapping[str, tuple[str, MeasuredAttack]]
+    """By their key in the report, with their specs."""
+    corruptions: Mapping[str, Corruption]
+    threat: Threat
+    per_class: int | None
+    """The first so many examples of each class; None: all."""
+    batch_size: int | None
+    """None: what fits."""
+    seed: int
+    engine: EngineName
+    until_worst_ci: float | None
+    """Attack no more examples of each class than it takes to know the worst class so well."""
+
+    def record(self, images: ImageSet) -> dict[str, Any]:
+        """In words, for the record of a run. The batch size is not in it: it decides nothing."""
+        return {
+            "data": f"{images.name}/{images.split}",
+            "attacks": {key: repr(attack) for key, (_, attack) in self.attacks.items()},
+            "corruptions": [repr(corruption) for corruption in self.corruptions.values()],
+            "threat": f"{self.threat.norm} {self.threat.text}",
+            "per_class": self.per_class,
+            "seed": self.seed,
+            "engine": self.engine,
+            "until_worst_ci": self.until_worst_ci,
+        }
+
+
 def run_evaluation(
     model: nn.Module,
     images: ImageSet,
+    question: Question,
     *,
-    attacks: Mapping[str, tuple[str, MeasuredAttack]],
-    corruptions: Mapping[str, Corruption],
-    threat: Threat,
     model_info: dict[str, Any],
     trained_on: str | None,
-    per_class: int | None,
-    batch_size: int | None,
-    seed: int,
     directory: RunDirectory | None,
     beside: Section | None,
     resume: bool,
-    engine: EngineName,
-    until_worst_ci: float | None,
     command: str | None = None,
     progress: Progress,
 ) -> ClassReport:
     """Evaluate under every attack and every corruption.
 
-    ``attacks`` maps the key in the report to the attack's spec and the attack; ``trained_on`` is the digest of the
-    images the model was trained on, where that is known; ``beside`` allows a directory that holds the model's own
-    training.
+    ``trained_on`` is the digest of the images the model was trained on, where that is known; ``beside`` allows a
+    directory that holds the model's own training.
     """
-    if batch_size is None:
-        batch_size = fitting_batch(images, device_of(model))
-    elif batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, got {batch_size}")
-    if until_worst_ci is not None and not attacks:
-        raise InputError("until_worst_ci needs an attack: without one there is no worst class to look for")
-    num_classes = count_classes(model, images)
-    classes = list(images.classes or (str(label) for label in range(num_classes)))
-    index = choose_examples(images, per_class, num_classes)
-    parts = {key: Parts.of(key, attack, num_classes) for key, (_, attack) in attacks.items()}
-    _check_gradients(model, parts)
-    verdicts = Verdicts.pending(
-        index,
-        np.asarray(images.labels[index]),
-        attacks=_distinct([column for key in attacks for column in (key, *parts[key].variants)]),
-        stages=[column for part in parts.values() for column in part.stages],
-        corrupted=corruptions,
-    )
-    asked = {
-        "data": f"{images.name}/{images.split}",
-        "attacks": {key: repr(attack) for key, (_, attack) in attacks.items()},
-        "corruptions": [repr(corruption) for corruption in corruptions.values()],
-        "threat": f"{threat.norm} {threat.text}",
-        "per_class": per_class,
-        "seed": seed,
-        "engine": engine,
-        "until_worst_ci": until_worst_ci,
-    }
-    # The model counts by its weights and by what it says, not by the path or the name it came under.
-    first = [x for x, _, _ in ordered(images, index[:PROBE], min(PROBE_BATCH, batch_size), device_of(model))]
-    answers = np.concatenate([predict(model, x) for x in first]).tolist()
-    identity = [digest_model(model), answers, versions()["classwise"], versions()["torch"]]
-    twin = searcher(model, torch.cat(first)[: max(batch_size, PROBE_BATCH)], engine)
-    fingerprint = digest_json([asked, images.digest(), identity])
+    evaluation = _Evaluation(model, images, question)
     if directory is not None:
         named = {name: value for name, value in model_info.items() if name != "trained"}
-        details = {"asked": {**asked, "model": named}}
-        claimed = directory.claim("evaluation", fingerprint, details, resume=resume, beside=beside)
+        evaluation.claim(directory, named, resume=resume, beside=beside)
+    evaluation.decide(directory, progress)
+    report = evaluation.report(model_info, trained_on, command)
+    if directory is not None:
+        evaluation.keep(report, directory)
+    return report
+
+
+class _Evaluation:
+    """One question asked of one model on one set of images."""
+
+    def __init__(self, model: nn.Module, images: ImageSet, question: Question) -> None:
+        self.model, self.images, self.question = model, images, question
+        if question.batch_size is not None and question.batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got {question.batch_size}")
+        self.batch_size = question.batch_size or fitting_batch(images, device_of(model))
+        if question.until_worst_ci is not None and not question.attacks:
+            raise InputError("until_worst_ci needs an attack: without one there is no worst class to look for")
+        self.num_classes = count_classes(model, images)
+        self.classes = list(images.classes or (str(label) for label in range(self.num_classes)))
+        self.parts = {key: Parts.of(key, attack, self.num_classes) for key, (_, attack) in question.attacks.items()}
+        _check_gradients(model, self.parts)
+        index = choose_examples(images, question.per_class, self.num_classes)
+        self.verdicts = Verdicts.pending(
+            index,
+            np.asarray(images.labels[index]),
+            attacks=_distinct([column for key in question.attacks for column in (key, *self.parts[key].variants)]),
+            stages=[column for part in self.parts.values() for column in part.stages],
+            corrupted=question.corruptions,
+        )
+        # The model counts by its weights and by what it says, not by the path or the name it came under.
+        few = min(PROBE_BATCH, self.batch_size)
+        first = [x for x, _, _ in ordered(images, index[:PROBE], few, device_of(model))]
+        answers = np.concatenate([predict(model, x) for x in first]).tolist()
+        identity = [digest_model(model), answers, versions()["classwise"], versions()["torch"]]
+        self.fingerprint = digest_json([question.record(images), images.digest(), identity])
+        self.searched = searcher(model, torch.cat(first)[: max(self.batch_size, PROBE_BATCH)], question.engine)
+
+    def claim(
+        self, directory: RunDirectory, model_info: dict[str, Any], *, resume: bool, beside: Section | None
+    ) -> None:
+        """Take a directory, and up what an earlier try left there."""
+        details = {"asked": {**self.question.record(self.images), "model": model_info}}
+        claimed = directory.claim("evaluation", self.fingerprint, details, resume=resume, beside=beside)
         if claimed and directory.verdicts.exists():
             saved, mark = Verdicts.load(directory.verdicts)
-            verdicts = saved if mark == fingerprint else verdicts
+            self.verdicts = saved if mark == self.fingerprint else self.verdicts
 
-    work = Work(model, twin, images, verdicts, threat, batch_size, seed, directory, fingerprint, progress)
-    rounds = None if until_worst_ci is None else Rounds(verdicts.label, num_classes, until_worst_ci, seed)
-
-    def decide(open_: Bools) -> Bools:
-        work.open = open_
-        work.natural()
-        for key, (_, attack) in attacks.items():
-            work.attack(key, attack, parts[key])
-        return verdicts.survived()
-
-    try:
-        if rounds is None:
-            decide(work.open)
-        else:
-            rounds.run(decide)
-        for key, corruption in corruptions.items():
-            work.corrupt(key, corruption)
-    finally:
-        work.save()
-    ran = {key: work.account(key, spec, attack, parts[key], classes) for key, (spec, attack) in attacks.items()}
-    overall = None if rounds is None else {key: rounds.overall(verdicts, key) for key in (*verdicts.keys, WORST_CASE)}
-    verdicts = verdicts if rounds is None else verdicts.take(rounds.open)
-    searched = {unit: one.black_box for part in parts.values() for unit, one in part.units.items()}
-    probes = work.probes if attacks else None
-    surroundings = {"versions": versions(), "hardware": hardware()}
-    report = ClassReport.from_verdicts(
-        verdicts,
-        dataset=DatasetInfo(
-            name=images.name,
-            split=images.split,
-            n=len(verdicts),
-            classes=classes,
-            digest=images.digest(),
-            superclasses=known_superclasses(images.name, num_classes),
-        ),
-        model={**model_info, "searched": twin.how if isinstance(twin, Twin) else "as it is", **surroundings},
-        threat=ThreatInfo(norm=threat.norm, eps=threat.eps, eps_text=threat.text),
-        attacks=ran,
-        corruptions=[
-            CorruptionInfo(key=key, kind=corruption.kind, family=corruption.family, severity=corruption.severity)
-            for key, corruption in corruptions.items()
-        ],
-        sanity=inspect(
+    def decide(self, directory: RunDirectory | None, progress: Progress) -> None:
+        """Come to a verdict on every example, or on as many as are asked for."""
+        question, verdicts = self.question, self.verdicts
+        work = self.work = Work(
+            self.model,
+            self.searched,
+            self.images,
             verdicts,
-            threat,
-            rejected={key: info.rejected for key, info in ran.items()},
-            classes=classes,
-            searched=searched,
+            question.threat,
+            self.batch_size,
+            question.seed,
+            directory,
+            self.fingerprint,
+            progress,
+        )
+
+        def decide(open_: Bools) -> Bools:
+            work.open = open_
+            work.natural()
+            for key, (_, attack) in question.attacks.items():
+                work.attack(key, attack, self.parts[key])
+            return verdicts.survived()
+
+        self.rounds: Rounds | None = None
+        try:
+            if question.until_worst_ci is None:
+                decide(work.open)
+            else:
+                self.rounds = Rounds(verdicts.label, self.num_classes, question.until_worst_ci, question.seed)
+                self.rounds.run(decide)
+            for key, corruption in question.corruptions.items():
+                work.corrupt(key, corruption)
+        finally:
+            work.save()
+
+    def report(self, model_info: dict[str, Any], trained_on: str | None, command: str | None) -> ClassReport:
+        """What the verdicts say."""
+        question, images, rounds, work = self.question, self.images, self.rounds, self.work
+        overall = None
+        if rounds is not None:
+            overall = {key: rounds.overall(self.verdicts, key) for key in (*self.verdicts.keys, WORST_CASE)}
+            self.verdicts = self.verdicts.take(rounds.open)
+        ran = {
+            key: work.account(key, spec, attack, self.parts[key], self.classes)
+            for key, (spec, attack) in question.attacks.items()
+        }
+        how = self.searched.how if isinstance(self.searched, Twin) else "as it is"
+        report = ClassReport.from_verdicts(
+            self.verdicts,
+            dataset=DatasetInfo(
+                name=images.name,
+                split=images.split,
+                n=len(self.verdicts),
+                classes=self.classes,
+                digest=images.digest(),
+                superclasses=known_superclasses(images.name, self.num_classes),
+            ),
+            model={**model_info, "searched": how, "versions": versions(), "hardware": hardware()},
+            threat=ThreatInfo(norm=question.threat.norm, eps=question.threat.eps, eps_text=question.threat.text),
+            attacks=ran,
+            corruptions=[
+                CorruptionInfo(key=key, kind=corruption.kind, family=corruption.family, severity=corruption.severity)
+                for key, corruption in question.corruptions.items()
+            ],
+            sanity=self.sanity({key: info.rejected for key, info in ran.items()}, trained_on),
+            allocation=None if rounds is None else rounds.info(),
+            overall=overall,
+            command=command,
+        )
+        if question.attacks and report.worst is not None:
+            with suppress(InputError, torch.OutOfMemoryError):  # verdicts are reached; a page can do without images
+                report.keep_examples(work.gallery(report.worst.label, self.parts, self.classes))
+        return report
+
+    def sanity(self, rejected: dict[str, int], trained_on: str | None) -> Sanity:
+        """How far the verdicts can be trusted."""
+        probes = self.work.probes if self.question.attacks else None
+        return inspect(
+            self.verdicts,
+            self.question.threat,
+            rejected=rejected,
+            classes=self.classes,
+            searched={unit: one.black_box for part in self.parts.values() for unit, one in part.units.items()},
             probes=None if isinstance(probes, InputError) else probes,
             trouble=str(probes) if isinstance(probes, InputError) else None,
-            fitted=work.fitted,
-            trained_on_these=trained_on is not None and trained_on == images.digest(),
-        ),
-        allocation=None if rounds is None else rounds.info(),
-        overall=overall,
-        command=command,
-    )
-    weakest = report.worst
-    if attacks and weakest is not None:
-        with suppress(InputError, torch.OutOfMemoryError):  # verdicts are reached; a page can do without images
-            report.keep_examples(work.gallery(weakest.label, parts, classes))
-    if directory is not None:
-        verdicts.save(directory.verdicts, fingerprint)
+            fitted=self.work.fitted,
+            trained_on_these=trained_on is not None and trained_on == self.images.digest(),
+        )
+
+    def keep(self, report: ClassReport, directory: RunDirectory) -> None:
+        """Write everything down."""
+        self.verdicts.save(directory.verdicts, self.fingerprint)
         report.to_json(directory.report)
         if report.examples is not None:
             write_json(directory.examples, report.examples.model_dump(mode="json", by_alias=True))
         report.to_html(directory.page)
         directory.finish("evaluation")
-    return report
 
 
 def _check_gradients(model: nn.Module, parts: Mapping[str, Parts]) -> None:
