@@ -12,6 +12,7 @@ import typer
 import classwise
 from classwise.cli import analyze, bench, check, compare, data, demo, evaluate, export, list_, site, study, table, train
 from classwise.cli.console import complain, note, say
+from classwise.cli.launch import leave
 
 app = typer.Typer(
     name="classwise",
@@ -75,4 +76,4 @@ def main() -> None:
         else:
             complain(f"error: {told}")
         code = 2
-    sys.exit(code)
+    leave(code)

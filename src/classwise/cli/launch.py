@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import uuid
+from typing import NoReturn
 
 import typer
 
@@ -15,6 +17,15 @@ from classwise.errors import InputError
 def leading() -> bool:
     """Whether this process speaks for all that were started with it."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def leave(code: int | None) -> NoReturn:
+    """Exit. One of several processes that fails does so at once: what it was telling the others cannot be ended."""
+    if code and "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def in_processes(number: int) -> None:
@@ -44,11 +55,13 @@ def in_processes(number: int) -> None:
     )
     try:
         elastic_launch(config, sys.executable)("-m", "classwise", *sys.argv[1:])
-    except SignalException as signal:
-        raise typer.Exit(128 + signal.sigval) from None
+    except SignalException as stopped:
+        raise typer.Exit(128 + stopped.sigval) from None
     except ChildFailedError as failed:
-        rank, failure = failed.get_first_failure()
-        if failure.exitcode < 0:
-            raise InputError(f"process {rank + 1} of {number} was killed by signal {-failure.exitcode}") from None
-        raise typer.Exit(failure.exitcode) from None
+        # When one ends, the others do: those that notice by themselves, and the rest by SIGTERM.
+        for rank, failure in failed.failures.items():
+            if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+                raise InputError(f"process {rank + 1} of {number} was killed by signal {-failure.exitcode}") from None
+        code = failed.get_first_failure()[1].exitcode
+        raise typer.Exit(code if code > 0 else 128 - code) from None
     raise typer.Exit
