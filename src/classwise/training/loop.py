@@ -281,8 +281,7 @@ class _Training:
         """Train; stops for a moment after every step, and after every epoch with what it came to."""
         while self.epoch < self.plan.epochs and not self.ended:
             yield from self.run_epoch()
-        if self.plan.team.leads:
-            save_weights(self.directory.checkpoints / "last.safetensors", self.engine.result)
+        self.hand_out("last")
 
     def outcome(self) -> Outcome:
         """How it ended."""
@@ -326,9 +325,11 @@ class _Training:
         )
         if best:
             self.best = (self.epoch, value)
+            self.hand_out("best")
         self.watch(val)
         if self.plan.team.leads:
-            self.write(best)
+            self.save()
+            write_history(self.directory.metrics, self.history)
         yield Epoch(
             run=self.directory.path,
             epochs=self.plan.epochs,
@@ -435,12 +436,10 @@ class _Training:
                 stats.update(replace(terms, logits_nat=logits_nat, logits_adv=logits_adv), y)
         return plan.team.total(stats)
 
-    def write(self, best: bool) -> None:
-        """Keep what the epoch came to."""
-        if best:
-            save_weights(self.directory.checkpoints / "best.safetensors", self.engine.result)
-        self.save()
-        write_history(self.directory.metrics, self.history)
+    def hand_out(self, name: str) -> None:
+        """Write the weights down as those of this epoch, for others to use."""
+        if self.plan.team.leads:
+            save_weights(self.directory.checkpoints / f"{name}.safetensors", self.engine.result)
 
     def save(self) -> None:
         engine = self.engine
