@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import socket
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -129,12 +127,12 @@ def normalise(norm: nn.Module, inner: nn.modules.batchnorm._BatchNorm, where: sl
     return left | {f"buffers.{name}": value for name, value in inner.named_buffers()}
 
 
-def work(rank: int, size: int, port: int, folder: str) -> None:
+def work(rank: int, size: int, folder: str) -> None:
     """Everything that is compared, done by one of several processes."""
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     team = Team(rank, size, CPU)
     left: dict[str, Any] = {case: step(case, team) for case in CASES}
     left["norms"] = {}
@@ -153,10 +151,7 @@ def work(rank: int, size: int, port: int, folder: str) -> None:
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two or three processes came to."""
     folder, size = tmp_path_factory.mktemp("ranks"), request.param
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    mp.spawn(work, args=(size, port, str(folder)), nprocs=size)
+    mp.spawn(work, args=(size, str(folder)), nprocs=size)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
 
 
