@@ -43,6 +43,8 @@ def make(root: Path, method: str, seed: int) -> None:
     changes: dict[str, Any] = {"seed": seed}
     if recipe.start is not None:
         changes["start"] = str(root / "trades" / f"seed-{seed}")
+    if "teacher" in recipe.objective:
+        changes["objective.teacher"] = str(root / "trades" / f"seed-{seed}")
     if recipe.data.labeler is not None:
         changes["data.labeler"] = str(root / "standard" / f"seed-{seed}")
     cw.train(recipe, out=out, resume=(out / "run.json").exists(), **changes)

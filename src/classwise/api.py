@@ -257,6 +257,7 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT,
         model = build_model(asked, num_classes=num_classes, in_channels=images.images.shape[1])
     for phase in phases:
         _check_trainable(model, phase, num_classes)
+    objective = _taught(objective, phases[0], num_classes, device)
     objective.on_epoch(model, 1)  # a model that does not go with it is said now
     if recipe.start is not None:
         warm_start(model, recipe.start)
@@ -288,6 +289,19 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT,
         device=device,
         team=team,
     )
+
+
+def _taught(objective: Objective, phase: Phase, num_classes: int, device: torch.device) -> Objective:
+    """The objective with its teacher loaded, where it has one."""
+    found: Any = objective
+    if not hasattr(found, "teacher"):
+        return objective
+    if found.teacher is None:
+        raise InputError("the objective needs a teacher: name a robust model in objective.teacher")
+    teacher = load_model(str(found.teacher), num_classes=num_classes, in_channels=phase.shape[0])
+    if (outputs := count_classes(teacher, phase.images, size=phase.size)) != num_classes:
+        raise InputError(f"the teacher has {outputs} outputs, but there are {num_classes} classes")
+    return cast(Objective, replace(found, teacher=teacher.to(device).requires_grad_(False)))
 
 
 def warm_start(model: nn.Module, start: str) -> None:

@@ -29,17 +29,17 @@ class Nature:
     obeys: frozenset[str]
     """The class controls that make a difference to it."""
     cost: float
-    """Forward passes an image takes in an epoch, a backward pass counted as two."""
+    """Forward passes an image takes in an epoch, a backward pass counted as two, a teacher's as one."""
 
 
 def nature_of(objective: Objective) -> Nature:
     """Train on one batch and look."""
-    objective = _bounded(objective)
     with torch.random.fork_rng(devices=[]):  # a model draws its weights, and the caller's random state is not ours
-        model = _Counting()
+        objective, model = _bounded(objective), _Counting()
     random = torch.Generator().manual_seed(0)
     x, y = torch.rand(SIZE, 1, 2, 2, generator=random), torch.arange(SIZE) % CLASSES
     even = ClassControls.uniform(CLASSES)
+    teacher = getattr(objective, "teacher", None)
     objective.on_epoch(model, 1)
     x_adv = objective.perturb(model, x, y, even, generator=random)
     for replay in range(objective.replays):
@@ -51,7 +51,9 @@ def nature_of(objective: Objective) -> Nature:
     obeys |= {"weight_adv", "beta_scale"} if terms.beta and torch.any(terms.adv) else set()
     obeys |= {"eps_scale"} if objective.attack is not None else set()
     obeys |= {"targets"} if _can_aim(objective) else set()
-    return Nature(frozenset(obeys), (model.forwards + BACKWARD * model.backwards) / SIZE)
+    obeys |= {"temperature_nat", "temperature_adv"} if teacher is not None else set()
+    asked = 0 if teacher is None else teacher.forwards
+    return Nature(frozenset(obeys), (model.forwards + BACKWARD * model.backwards + asked) / SIZE)
 
 
 def conflict(policy: Policy | type[Policy], objective: Objective) -> str | None:
@@ -78,7 +80,9 @@ def _walks_alone(objective: Objective) -> bool:
 
 
 def _bounded(objective: Any) -> Objective:
-    """With some ball, where its attack has none."""
+    """With some ball, where its attack has none, and some teacher, where it has one."""
+    if hasattr(objective, "teacher"):
+        objective = replace(objective, teacher=_Counting())
     attack = objective.attack
     if attack is None or attack.eps is not None:
         return objective  # type: ignore[no-any-return]

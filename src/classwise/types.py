@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from classwise.errors import InputError, unknown
 from classwise.noise import Randomness
@@ -35,6 +36,9 @@ class ClassControls:
     """Class distribution to draw batches from; None draws every example once an epoch."""
     targets: Tensor | None = None
     """(K, K), rows sum to one: which class a targeted training attack aims at."""
+    temperature_nat: Tensor | None = None
+    temperature_adv: Tensor | None = None
+    """Temperature of a teacher's answers on clean and on attacked images, relative to the objective's; None: 1."""
 
     @classmethod
     def uniform(cls, num_classes: int) -> ClassControls:
@@ -119,6 +123,9 @@ class ClassStats:
     """(K, K) true class by class predicted under attack."""
     softmax_adv: Tensor
     """(K, K) sum of the softmax under attack over the examples of each true class, float64."""
+    ce_nat: Tensor
+    ce_adv: Tensor
+    """(K,) sum of the cross-entropy on clean and on attacked images, whatever the objective minimises, float64."""
 
     @classmethod
     def zeros(cls, num_classes: int, device: torch.device | str = "cpu") -> ClassStats:
@@ -142,6 +149,8 @@ class ClassStats:
             loss=total(k),
             confusion_adv=count(k, k),
             softmax_adv=total(k, k),
+            ce_nat=total(k),
+            ce_adv=total(k),
         )
 
     def update(self, terms: LossTerms, y: Tensor) -> None:
@@ -155,12 +164,15 @@ class ClassStats:
         if terms.logits_nat is not None:
             self.n_nat.index_add_(0, y, ones)
             self.correct_nat.index_add_(0, y, (terms.logits_nat.argmax(1) == y).long())
+            self.ce_nat.index_add_(0, y, F.cross_entropy(terms.logits_nat.detach().double(), y, reduction="none"))
         if terms.logits_adv is not None:
             predicted = terms.logits_adv.argmax(1)
             self.n_adv.index_add_(0, y, ones)
             self.correct_adv.index_add_(0, y, (predicted == y).long())
             self.confusion_adv.index_put_((y, predicted), ones, accumulate=True)
-            self.softmax_adv.index_add_(0, y, terms.logits_adv.detach().double().softmax(1))
+            log_p = terms.logits_adv.detach().double().log_softmax(1)
+            self.softmax_adv.index_add_(0, y, log_p.exp())
+            self.ce_adv.index_add_(0, y, -log_p.gather(1, y[:, None]).squeeze(1))
 
     def __add__(self, other: ClassStats) -> ClassStats:
         return ClassStats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
@@ -282,7 +294,11 @@ class Objective(Protocol):
         generator: Randomness = None,
     ) -> LossTerms:
         """The loss of a batch: attack it, then ask for its terms."""
-        return self.terms(model, x, self.perturb(model, x, y, controls, generator=generator), y)
+        return self.under(controls).terms(model, x, self.perturb(model, x, y, controls, generator=generator), y)
+
+    def under(self, controls: ClassControls) -> Objective:
+        """The objective as these controls have it, where its terms hang on more than weights; most are as they are."""
+        return self
 
     def perturb(
         self,

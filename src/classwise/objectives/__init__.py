@@ -9,6 +9,7 @@ from classwise.objectives.free import Free
 from classwise.objectives.hypersphere import HypersphereEmbedding
 from classwise.objectives.madry import Madry
 from classwise.objectives.mart import Mart
+from classwise.objectives.rslad import RSLAD
 from classwise.objectives.similarity import Similarity
 from classwise.objectives.standard import Standard
 from classwise.objectives.trades import Trades
@@ -23,6 +24,18 @@ OBJECTIVES: Mapping[str, type[Objective]] = {
     "he": HypersphereEmbedding,
     "similarity": Similarity,
     "bat": BAT,
+    "rslad": RSLAD,
 }
 
-__all__ = ["BAT", "OBJECTIVES", "Free", "HypersphereEmbedding", "Madry", "Mart", "Similarity", "Standard", "Trades"]
+__all__ = [
+    "BAT",
+    "OBJECTIVES",
+    "RSLAD",
+    "Free",
+    "HypersphereEmbedding",
+    "Madry",
+    "Mart",
+    "Similarity",
+    "Standard",
+    "Trades",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from classwise.policies.absld import ABSLD
 from classwise.policies.beta_vector import BetaVector
 from classwise.policies.cfa import CFA
 from classwise.policies.cfol import CFOL
@@ -34,9 +35,11 @@ POLICIES: Mapping[str, type[Policy]] = {
     "fair-tat": FairTAT,
     "targeted": Targeted,
     "chi-square": ChiSquare,
+    "absld": ABSLD,
 }
 
 __all__ = [
+    "ABSLD",
     "CFA",
     "CFOL",
     "CSL",

@@ -70,7 +70,7 @@ class Engine:
         """Loss terms and mean loss, with the gradient left in the weights."""
 
         def loss_of() -> tuple[LossTerms, Tensor]:
-            terms = self.objective.terms(model, x, x_adv, y)
+            terms = self.objective.under(controls).terms(model, x, x_adv, y)
             now = self.policy.on_batch(*self.team.everybodys(terms, y)) or controls
             return terms, self.team.weighted(reduce(terms, y, now), len(y))
 

@@ -23,6 +23,7 @@ from classwise.models import HypersphereHead, with_hypersphere
 from classwise.objectives import (
     BAT,
     OBJECTIVES,
+    RSLAD,
     Free,
     HypersphereEmbedding,
     Madry,
@@ -118,6 +119,22 @@ def bat(z: Logits, y: list[int], i: int) -> tuple[Tensor, Tensor]:
     return nat, kl(softmax(z["nat"][i]), softmax(z["adv"][i]))
 
 
+class Pixels(nn.Module):
+    """A teacher without weights, whose logits are three times the first pixels."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * x.flatten(1).repeat(1, 7)[:, : self.num_classes]
+
+
+def rslad(z: Logits, y: list[int], i: int) -> tuple[Tensor, Tensor]:
+    q = softmax(Pixels(K)(batch()[0])[i] / 2)
+    return 0.25 * kl(q, softmax(z["nat"][i])), kl(q, softmax(z["adv"][i]))
+
+
 TABLE: list[tuple[Objective, int, float, Callable[[Logits, list[int], int], tuple[Tensor, Tensor]]]] = [
     # objective, training-mode passes that update batch norm, beta, natural and adversarial term of an example
     (Standard(), 1, 0.0, standard),
@@ -134,6 +151,7 @@ TABLE: list[tuple[Objective, int, float, Callable[[Logits, list[int], int], tupl
     (Similarity(base="madry", strength=0.7), 1, 1.0, similar_madry),
     (Similarity(base="trades", strength=0.7, beta=2.5), 2, 2.5, similar_trades),
     (BAT(beta=2.5), 3, 2.5, bat),
+    (RSLAD(teacher=Pixels(K), beta=0.75, temperature=2), 2, 0.75, rslad),
 ]
 NAMES = [f"{type(objective).__name__}-{reference.__name__}" for objective, _, _, reference in TABLE]
 EVERY = pytest.mark.parametrize(("objective", "passes", "beta", "reference"), TABLE, ids=NAMES)
@@ -271,6 +289,8 @@ def test_any_number_of_classes_and_one_class_alone(
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, num_classes))
     if isinstance(objective, HypersphereEmbedding):
         with_hypersphere(model)
+    if isinstance(objective, RSLAD):
+        objective = replace(objective, teacher=Pixels(num_classes))
     objective.on_epoch(model, 1)
     x, y = batch()
     y = torch.full_like(y, num_classes - 1)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from classwise.errors import InputError
 from classwise.policies import (
+    ABSLD,
     CFA,
     CFOL,
     CSL,
@@ -58,6 +59,7 @@ TABLE: list[Policy] = [
     FairTAT(),
     Targeted(),
     Targeted(aim="class 1"),
+    ABSLD(rate=0.3),
 ]
 SHARED = {"n", "n_nat", "n_adv"}
 """Counts of examples, which any policy may look at."""
@@ -123,11 +125,13 @@ class Scene:
         made.n_adv += made.n
         made.correct_adv += made.confusion_adv.diagonal()
         made.softmax_adv += softmax * made.n[:, None]
+        made.ce_adv += -softmax.diagonal().log() * made.n
         made.loss_adv += -softmax.diagonal().log() / self.beta * made.n
         if self.natural or split == "val":
             made.n_nat += made.n
             gained = torch.rand(k, generator=random, dtype=torch.float64) * (made.n - made.correct_adv)
             made.correct_nat += made.correct_adv + gained.long()
+            made.ce_nat += gained * made.n_nat / made.n.clamp_min(1)
         if self.natural:
             made.loss_nat += torch.rand(k, generator=random, dtype=torch.float64) * 2 * made.n
         made.loss += made.loss_nat + self.beta * made.loss_adv
