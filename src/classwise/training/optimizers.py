@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -29,6 +29,8 @@ class SGD(OptimizerSettings):
     lr: Number = 0.1
     momentum: Number = 0.9
     weight_decay: Number = 2e-4
+    decay_vectors: bool = True
+    """Whether biases and batch norms decay, too."""
     nesterov: bool = False
 
     def __post_init__(self) -> None:
@@ -41,7 +43,7 @@ class SGD(OptimizerSettings):
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         parameters = list(parameters)
         return torch.optim.SGD(
-            parameters,
+            parameters if self.decay_vectors else _vectors_apart(parameters),
             fused=_on_gpu(parameters),
             lr=self.lr,
             momentum=self.momentum,
@@ -56,16 +58,25 @@ class Adam(OptimizerSettings):
 
     lr: Number = 1e-3
     weight_decay: Number = 0.0
+    decay_vectors: bool = True
+    """Whether biases and batch norms decay, too."""
 
     def __post_init__(self) -> None:
         _check(self.lr, self.weight_decay)
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         parameters = list(parameters)
-        return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=_on_gpu(parameters))
+        groups = parameters if self.decay_vectors else _vectors_apart(parameters)
+        return torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, fused=_on_gpu(parameters))
 
 
 OPTIMIZERS: Mapping[str, type[OptimizerSettings]] = {"sgd": SGD, "adam": Adam}
+
+
+def _vectors_apart(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """Groups of which the second, parameters of one dimension, does not decay."""
+    matrices, vectors = ([one for one in parameters if (one.dim() > 1) == wanted] for wanted in (True, False))
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def _on_gpu(parameters: list[nn.Parameter]) -> bool:
