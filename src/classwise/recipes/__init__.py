@@ -91,7 +91,9 @@ class Recipe(BaseModel):
     fawa: Table | None = Field(None, description="instead of ema: average the epochs whose worst class holds")
     awp: Table | None = Field(None, description="adversarial weight perturbation")
     clip: Number | None = Field(None, gt=0, description="largest gradient norm")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 on a GPU, unless engine is eager")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="auto: bf16 on a GPU, unless engine is eager"
+    )
     engine: EngineName = Field("auto", description="how a step runs; auto: compiled on a GPU, eager elsewhere")
     select: Rule = Field("robust+worst", description="what makes an epoch the best, on validation")
     patience: int | None = Field(None, ge=1, description="epochs without a better one after which training ends")
