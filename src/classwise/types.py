@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from classwise.errors import InputError, unknown
+from classwise.fusing import fusible
 from classwise.noise import Randomness
 
 
@@ -45,6 +46,11 @@ class ClassControls:
         """Every class treated alike: plain training."""
         ones = torch.ones(num_classes)
         return cls(weight_nat=ones, weight_adv=ones, eps_scale=ones, beta_scale=ones)
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.weight_nat)
 
     def to(self, device: torch.device) -> ClassControls:
         """The same controls on another device."""
@@ -153,26 +159,34 @@ class ClassStats:
             ce_adv=total(k),
         )
 
-    def update(self, terms: LossTerms, y: Tensor) -> None:
-        """Add a batch, in place and without waiting for the device."""
-        ones = torch.ones_like(y)
-        self.n.index_add_(0, y, ones)
-        nat, adv = terms.nat.detach().double(), terms.adv.detach().double()
-        self.loss_nat.index_add_(0, y, nat)
-        self.loss_adv.index_add_(0, y, adv)
-        self.loss.index_add_(0, y, nat + terms.beta * adv)
-        if terms.logits_nat is not None:
-            self.n_nat.index_add_(0, y, ones)
-            self.correct_nat.index_add_(0, y, (terms.logits_nat.argmax(1) == y).long())
-            self.ce_nat.index_add_(0, y, F.cross_entropy(terms.logits_nat.detach().double(), y, reduction="none"))
-        if terms.logits_adv is not None:
-            predicted = terms.logits_adv.argmax(1)
-            self.n_adv.index_add_(0, y, ones)
-            self.correct_adv.index_add_(0, y, (predicted == y).long())
-            self.confusion_adv.index_put_((y, predicted), ones, accumulate=True)
-            log_p = terms.logits_adv.detach().double().log_softmax(1)
-            self.softmax_adv.index_add_(0, y, log_p.exp())
-            self.ce_adv.index_add_(0, y, -log_p.gather(1, y[:, None]).squeeze(1))
+    @classmethod
+    def of(cls, terms: LossTerms, y: Tensor, num_classes: int) -> ClassStats:
+        """Those of a batch, without waiting for the device."""
+        sums = _sums_by_class(terms.nat, terms.adv, terms.beta, terms.logits_nat, terms.logits_adv, y, num_classes)
+        counts, totals, confusion, softmax = sums
+        n, n_nat, n_adv, correct_nat, correct_adv = counts
+        loss_nat, loss_adv, loss, ce_nat, ce_adv = totals
+        return cls(
+            n=n,
+            n_nat=n_nat,
+            n_adv=n_adv,
+            correct_nat=correct_nat,
+            correct_adv=correct_adv,
+            loss_nat=loss_nat,
+            loss_adv=loss_adv,
+            loss=loss,
+            confusion_adv=confusion,
+            softmax_adv=softmax,
+            ce_nat=ce_nat,
+            ce_adv=ce_adv,
+        )
+
+    def __iadd__(self, other: ClassStats) -> ClassStats:
+        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        for dtype in (torch.int64, torch.float64):
+            mine, theirs = zip(*(pair for pair in pairs if pair[0].dtype == dtype), strict=True)
+            torch._foreach_add_(mine, theirs)
+        return self
 
     def __add__(self, other: ClassStats) -> ClassStats:
         return ClassStats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
@@ -190,6 +204,41 @@ class ClassStats:
     def robust(self) -> Tensor:
         """(K,) accuracy under attack as a fraction; NaN for a class without verdicts."""
         return self.correct_adv / self.n_adv
+
+
+@fusible
+@torch.no_grad()
+def _sums_by_class(
+    nat: Tensor,
+    adv: Tensor,
+    beta: float,
+    logits_nat: Tensor | None,
+    logits_adv: Tensor | None,
+    y: Tensor,
+    num_classes: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The rows of examples summed into those of their classes at once: counts, totals, confusion, softmax.
+
+    In float64 counts are exact.
+    """
+    nat, adv = nat.double(), adv.double()
+    none, all_ = torch.zeros_like(nat), torch.ones_like(nat)
+    shares = guesses = nat.new_zeros(len(y), num_classes)
+    n_nat = correct_nat = ce_nat = n_adv = correct_adv = ce_adv = none
+    if logits_nat is not None:
+        n_nat, correct_nat = all_, (logits_nat.argmax(1) == y).double()
+        ce_nat = F.cross_entropy(logits_nat.double(), y, reduction="none")
+    if logits_adv is not None:
+        predicted, log_p = logits_adv.argmax(1), logits_adv.double().log_softmax(1)
+        n_adv, correct_adv = all_, (predicted == y).double()
+        ce_adv = -log_p.gather(1, y[:, None]).squeeze(1)
+        shares, guesses = log_p.exp(), F.one_hot(predicted, num_classes).double()
+    counts = [all_, n_nat, n_adv, correct_nat, correct_adv]
+    totals = [nat, adv, nat + beta * adv, ce_nat, ce_adv]
+    rows = torch.cat([torch.stack(counts + totals, 1), guesses, shares], 1)
+    table = rows.new_zeros(num_classes, rows.shape[1]).index_add_(0, y, rows)
+    counted, summed, confusion, softmax = torch.split(table, [5, 5, num_classes, num_classes], 1)
+    return counted.T.long().contiguous(), summed.T.contiguous(), confusion.long(), softmax.contiguous()
 
 
 @dataclass(frozen=True, slots=True)

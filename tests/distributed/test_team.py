@@ -89,9 +89,7 @@ def step(case: str, team: Team) -> dict[str, Tensor]:
     mine = share_of(BATCH, team.share)
     generator = torch.Generator().manual_seed(2)
     noise = PartNoise(generator, torch.arange(mine.start, mine.stop), BATCH) if team.size > 1 else generator
-    terms, loss = engine.step(x[mine], y[mine], controls(), noise)
-    stats = ClassStats.zeros(K)
-    stats.update(terms, y[mine])
+    stats, loss = engine.step(x[mine], y[mine], controls(), noise)
     stats = team.total(stats)
     left = {f"weights.{name}": value for name, value in model.state_dict().items()}
     left |= {f"gradient.{name}": value.grad for name, value in model.named_parameters() if value.grad is not None}
@@ -206,8 +204,7 @@ def test_the_leader_is_first_and_its_word_counts(ranks: list[dict[str, Any]]) ->
 
 def test_alone_nothing_is_asked_of_anybody() -> None:
     terms = Standard().terms(Net().double().eval(), *(batch()[0],) * 2, batch()[1])
-    loss, stats = terms.nat.mean(), ClassStats.zeros(K)
-    stats.update(terms, batch()[1])
+    loss, stats = terms.nat.mean(), ClassStats.of(terms, batch()[1], K)
     assert ALONE.weighted(loss, 3) is loss
     assert ALONE.everybodys(terms, batch()[1])[0] is terms
     assert torch.equal(ALONE.total(stats).n, stats.n)

@@ -123,15 +123,15 @@ def ours(plan: Plan, batches: list[Batch]) -> Run:
     """The engine as the training loop sets it up, and the class statistics that the loop keeps."""
     engine = make_engine(plan, _fresh(plan))
     controls = plan.policy.start(plan.task).to(plan.device)
-    stats = ClassStats.zeros(plan.num_classes, plan.device)
     random = torch.Generator(plan.device)
 
     def run() -> float:
+        stats = ClassStats.zeros(plan.num_classes, plan.device)
         random.manual_seed(plan.seed)
         total = torch.zeros((), device=plan.device)
         for x, y in batches:
-            terms, loss = engine.step(x, y, controls, random)
-            stats.update(terms, y)
+            batch, loss = engine.step(x, y, controls, random)
+            stats += batch
             total += loss
         return float(total) / len(batches)
 

@@ -136,9 +136,9 @@ class FAWA:
 @torch.no_grad()
 def _mix(average: nn.Module, model: nn.Module, share: float) -> None:
     """Move an average towards a model by a share; counters are copied."""
-    pairs = list(zip(_tensors(average), _tensors(model), strict=True))
-    smooth = [(mine, current) for (_, mine), (_, current) in pairs if mine.is_floating_point()]
+    pairs = [(mine, current) for (_, mine), (_, current) in zip(_tensors(average), _tensors(model), strict=True)]
+    smooth = [pair for pair in pairs if pair[0].is_floating_point()]
+    counters = [pair for pair in pairs if not pair[0].is_floating_point()]
     torch._foreach_lerp_([mine for mine, _ in smooth], [current for _, current in smooth], share)
-    for (_, mine), (_, current) in pairs:
-        if not mine.is_floating_point():
-            mine.copy_(current)
+    if counters:
+        torch._foreach_copy_([mine for mine, _ in counters], [current for _, current in counters])

@@ -27,7 +27,7 @@ from classwise.fusing import fusing
 from classwise.noise import Randomness
 from classwise.training.engine import Engine, Precision
 from classwise.training.views import lowered, paired
-from classwise.types import ClassControls, LossTerms
+from classwise.types import ClassControls, ClassStats
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -93,14 +93,14 @@ class CompiledEngine(Engine):
     captured: _Step | None = field(default=None, init=False)
     failed: bool = field(default=False, init=False)
 
-    def step(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> tuple[LossTerms, Tensor]:
+    def step(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> tuple[ClassStats, Tensor]:
         if self.captured is None and not self.failed:
             self._capture(x, y, controls, generator)
         if self.captured is None or not self.captured.fits(x, controls):
             return Engine.step(self, x, y, controls, generator)
-        terms, loss = self.captured.replay(x, y, controls)
+        stats, loss = self.captured.replay(x, y, controls)
         self.update()
-        return terms, loss
+        return stats, loss
 
     def reset(self) -> None:
         self.captured, self.failed = None, False
@@ -129,6 +129,7 @@ class _Step:
         if engine.objective.replays > 1:
             raise TypeError(f"{type(engine.objective).__name__} makes several updates on every batch")
         self.engine, self.x, self.y = engine, x.clone(), y.clone()
+        self.given = controls
         self.controls = replace(
             controls, **{part.name: getattr(controls, part.name).clone() for part in _tensors(controls)}
         )
@@ -156,33 +157,34 @@ class _Step:
         if isinstance(generator, torch.Generator):
             self.graph.register_generator_state(generator)
         with recorded(self.graph):
-            self.terms, self.loss = self._work(generator)
+            self.stats, self.loss = self._work(generator)
         self.gradients = [(parameter, parameter.grad) for parameter in self.model.parameters()]
 
-    def _work(self, generator: Randomness) -> tuple[LossTerms, Tensor]:
+    def _work(self, generator: Randomness) -> tuple[ClassStats, Tensor]:
         self.model.train()
         self.stand.train()
         self.refresh(self.model)
         x_adv = self.engine.attacked(self.stand, self.x, self.y, self.controls, generator)
         terms, loss = self.engine.descend(self.stand, self.x, x_adv, self.y, self.controls)
-        parts = {part.name: getattr(terms, part.name).detach() for part in _tensors(terms)}
-        return replace(terms, **parts), loss
+        return ClassStats.of(terms, self.y, self.controls.num_classes), loss
 
     def fits(self, x: Tensor, controls: ClassControls) -> bool:
         """Whether a batch and its controls are of the shape of the buffers."""
         mine, theirs = ([part.name for part in _tensors(one)] for one in (self.controls, controls))
         return x.shape == self.x.shape and mine == theirs
 
-    def replay(self, x: Tensor, y: Tensor, controls: ClassControls) -> tuple[LossTerms, Tensor]:
+    def replay(self, x: Tensor, y: Tensor, controls: ClassControls) -> tuple[ClassStats, Tensor]:
         """The same on another batch. Results and gradients are overwritten by the next."""
         self.x.copy_(x)
         self.y.copy_(y)
-        for part in _tensors(controls):
-            getattr(self.controls, part.name).copy_(getattr(controls, part.name))
+        if controls is not self.given:
+            self.given = controls
+            for part in _tensors(controls):
+                getattr(self.controls, part.name).copy_(getattr(controls, part.name))
         for parameter, gradient in self.gradients:
             parameter.grad = gradient  # an eager step in between leaves its own
         self.graph.replay()
-        return self.terms, self.loss
+        return self.stats, self.loss
 
 
 @contextmanager
@@ -204,8 +206,6 @@ def _rehearsal(model: nn.Module, generator: Randomness) -> Iterator[None]:
             one.set_state(state)
 
 
-def _tensors(record: ClassControls | LossTerms) -> list[Field[Any]]:
-    """The fields of a step that hold tensors; which classes the next batches are drawn from is not its business."""
-    return [
-        part for part in fields(record) if part.name != "sampling" and isinstance(getattr(record, part.name), Tensor)
-    ]
+def _tensors(controls: ClassControls) -> list[Field[Any]]:
+    """The controls of a step that are there; which classes the next batches are drawn from is not its business."""
+    return [part for part in fields(controls) if part.name != "sampling" and getattr(controls, part.name) is not None]

@@ -19,7 +19,7 @@ from classwise.training.averaging import Average
 from classwise.training.team import ALONE, Team
 from classwise.training.views import lowered, shared
 from classwise.training.weight_perturbation import WeightPerturbation
-from classwise.types import ClassControls, LossTerms, Objective, Policy, reduce
+from classwise.types import ClassControls, ClassStats, LossTerms, Objective, Policy, reduce
 
 Precision = Literal["fp32", "bf16"]
 """Of convolutions and products; images, weights, the last layer, losses and projections are float32 in any case."""
@@ -47,8 +47,8 @@ class Engine:
     def __post_init__(self) -> None:
         self.view = self.searched(self.model if self.team.size == 1 else shared(self.model, self.team))
 
-    def step(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> tuple[LossTerms, Tensor]:
-        """Train on one batch, or this process's share of it; its terms and the mean loss, still on the device."""
+    def step(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> tuple[ClassStats, Tensor]:
+        """Train on one batch, or this process's share of it; its statistics and mean loss, still on the device."""
         self.view.train()
         x_adv = self.attacked(self.view, x, y, controls, generator)
         for replay in range(self.objective.replays):
@@ -56,7 +56,7 @@ class Engine:
             self.optimizer.zero_grad(set_to_none=True)
             terms, loss = self.descend(self.view, x, x_adv, y, controls)
             self.update()
-        return terms, loss
+        return ClassStats.of(terms, y, controls.num_classes), loss
 
     def attacked(
         self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness

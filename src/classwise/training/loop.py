@@ -355,8 +355,8 @@ class _Training:
             rate = plan.optimizer.lr * plan.schedule(self.epoch + number / len(self.batches), plan.epochs)
             for group in engine.optimizer.param_groups:
                 group["lr"] = rate
-            terms, loss = engine.step(x, y, self.controls, self.randomness(number, len(y)))
-            stats.update(terms, y)
+            batch, loss = engine.step(x, y, self.controls, self.randomness(number, len(y)))
+            stats += batch
             total += loss
             if number % CHECK_EVERY == 0:
                 self.check(float(loss))
@@ -433,7 +433,8 @@ class _Training:
                 terms = self.engine.objective(searched, x, y, even, generator=ExampleNoise(plan.seed, index))
                 x_adv = plan.judge(searched, x, y, generator=ExampleNoise(plan.seed + 1, index))
                 logits_nat, logits_adv = logits_of(model(x)), logits_of(model(x_adv))
-                stats.update(replace(terms, logits_nat=logits_nat, logits_adv=logits_adv), y)
+                judged = replace(terms, logits_nat=logits_nat, logits_adv=logits_adv)
+                stats += ClassStats.of(judged, y, plan.num_classes)
         return plan.team.total(stats)
 
     def hand_out(self, name: str) -> None:

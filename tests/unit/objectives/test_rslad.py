@@ -81,7 +81,7 @@ def test_cross_entropies_are_summed_by_class() -> None:
     for part in (slice(0, 5), slice(5, 9)):
         zero = torch.zeros(len(y[part]))
         terms = LossTerms(nat=zero, adv=zero, beta=1.0, logits_nat=logits_nat[part], logits_adv=logits_adv[part])
-        stats.update(terms, y[part])
+        stats += ClassStats.of(terms, y[part], K)
     for label in range(K):
         for found, logits in ((stats.ce_nat, logits_nat), (stats.ce_adv, logits_adv)):
             expected = F.cross_entropy(logits[y == label].double(), y[y == label], reduction="sum")

@@ -332,10 +332,8 @@ def test_wat_uses_class_means_where_classes_differ_in_size() -> None:
 
 
 def test_wat_counts_beta_through_the_whole_loss() -> None:
-    made = ClassStats.zeros(2)
     terms = LossTerms(nat=torch.tensor([1.0, 2.0]), adv=torch.tensor([0.5, 0.25]), beta=6.0)
-    made.update(terms, torch.tensor([0, 1]))
-    assert made.loss.tolist() == [4.0, 3.5]
+    assert ClassStats.of(terms, torch.tensor([0, 1]), 2).loss.tolist() == [4.0, 3.5]
 
 
 def test_wat_refuses_a_rate_that_is_not_positive() -> None:
