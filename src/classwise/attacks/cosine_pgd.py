@@ -10,7 +10,7 @@ which finds the right one among the first three where the logits alone do not (M
 
 Deviations
 * MALT ranks by the Euclidean norm and takes the nine best classes of a hundred; here the norm is that of the threat.
-* A broken example keeps the first point that broke it and leaves the batch within some steps.
+* A broken example keeps the first point that broke it.
 """
 
 # B batch, K classes
@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from classwise.attacks.aimed import AimedAttack
-from classwise.attacks.apgd import LOOK, WORTH_LEAVING
 from classwise.attacks.losses import make_loss, margin
 from classwise.attacks.problem import Problem
 from classwise.errors import InputError
@@ -55,8 +54,6 @@ class CosinePGD(AimedAttack):
             )
 
     def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
-        result = problem.ball.centre.clone()
-        rows = torch.arange(len(problem), device=result.device)
         x = problem.ball.start("uniform", problem.noise)
         best, highest = x, torch.full_like(problem.ball.radius.flatten(), -torch.inf)
         loss = make_loss(self.loss, problem, aim)
@@ -64,26 +61,8 @@ class CosinePGD(AimedAttack):
             gradient, _, logits = problem.gradient(x, loss)
             best, highest = _higher(x, margin(problem.y)(logits), best, highest)
             x = problem.ball.step(x, gradient, self.step_size(step))
-            if (step + 1) % LOOK:
-                continue
-            alive = highest <= 0
-            broken = len(rows) - int(alive.sum())
-            if broken == len(rows):
-                result[rows] = best
-                return result
-            if broken >= WORTH_LEAVING * len(rows):
-                result[rows] = best
-                rows, problem, x, best, highest = (
-                    rows[alive],
-                    problem.take(alive),
-                    x[alive],
-                    best[alive],
-                    highest[alive],
-                )
-                aim = None if aim is None else aim[alive]
-                loss = make_loss(self.loss, problem, aim)
-        result[rows], _ = _higher(x, margin(problem.y)(problem.logits(x)), best, highest)
-        return result
+        best, _ = _higher(x, margin(problem.y)(problem.logits(x)), best, highest)
+        return best
 
     def step_size(self, step: int) -> float:
         """Of this step, counted from 0."""
