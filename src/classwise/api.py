@@ -34,6 +34,7 @@ from classwise.rundir import RunDirectory, versions
 from classwise.spec import Spec, build, convert
 from classwise.suite import AnyAttack, read_suite
 from classwise.threat import Threat
+from classwise.training.apart import fit_apart
 from classwise.training.averaging import FAWASettings
 from classwise.training.engine import Precision, check_precision
 from classwise.training.guard import Guard
@@ -46,6 +47,7 @@ from classwise.training.schedules import SCHEDULES
 from classwise.training.team import ALONE, Team, assembled, device_among
 from classwise.training.weight_perturbation import WeightPerturbation
 from classwise.types import Objective, Policy, Task
+from classwise.workers import check_workers
 
 T = TypeVar("T")
 
@@ -176,25 +178,34 @@ def train_together(
     *,
     resume: bool = False,
     device: str | torch.device | None = None,
+    workers: int = 1,
     loggers: Sequence[str | Logger] = (),
     progress: Progress = SILENT,
 ) -> list[Run]:
     """Train several recipes side by side, each into the run directory it stands under.
 
-    What comes out is what each would have come to alone; on a GPU that one run does not fill, together they take less
-    time than one after the other.
+    They take turns in this process, or with ``workers`` so many at a time have processes of their own, which share the
+    cores and the GPU. What comes out is what each would have come to alone, on a CPU to the rounding of fewer threads.
     """
     if not recipes:
         raise InputError("there is no recipe to train by")
+    check_workers(workers)
     read = {RunDirectory(Path(out).expanduser()): load_recipe(recipe) for out, recipe in recipes.items()}
     with assembled(pick_device(device)) as team:
         if not team.leads:
             loggers, progress = (), SILENT
-        return _train(read, team, resume, make_loggers(loggers), progress)
+        if workers > 1 and team.size > 1:
+            raise InputError("workers have whole runs, processes share the batches of one: choose either")
+        return _train(read, team, resume, workers, make_loggers(loggers), progress)
 
 
 def _train(
-    read: Mapping[RunDirectory, Recipe], team: Team, resume: bool, loggers: Sequence[Logger], progress: Progress
+    read: Mapping[RunDirectory, Recipe],
+    team: Team,
+    resume: bool,
+    workers: int,
+    loggers: Sequence[Logger],
+    progress: Progress,
 ) -> list[Run]:
     plans = team.first(lambda: [make_plan(recipe, team.device, progress, team) for recipe in read.values()])
     jobs = []
@@ -210,7 +221,11 @@ def _train(
         }
         claimed = partial(directory.claim, "training", fingerprint, details, resume=resume)
         jobs.append(Job(plan, directory, team.leaders(claimed)))
-    outcomes = fit(jobs, progress, loggers)
+    if workers == 1:
+        outcomes = fit(jobs, progress, loggers)
+    else:
+        anew = [partial(make_plan, recipe, team.device) for recipe in read.values()]
+        outcomes = fit_apart(jobs, anew, workers, progress, loggers)
     for job, outcome in zip(jobs, outcomes, strict=True):
         best = {"best_epoch": outcome.best_epoch, "best_score": outcome.best_score, "rule": job.plan.select}
         if team.leads:

@@ -6,16 +6,11 @@ be interrupted and asked again.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 
 from classwise.analysis.subject import Subject
@@ -25,6 +20,7 @@ from classwise.progress import SILENT, Progress
 from classwise.recipes import Recipe, load_recipe
 from classwise.rundir import RunDirectory
 from classwise.spec import first_line
+from classwise.workers import Tell, check_workers, done_by
 
 
 def recipe_of(subject: Subject) -> Recipe:
@@ -52,44 +48,33 @@ def trained(
     """Train a run's recipe anew, into each directory with these changes; with workers several at a time."""
     recipe = recipe_of(subject)
     recipes = {place: load_recipe(recipe, dict(change)) for place, change in changes.items()}
-    done_by(workers, _train, list(recipes.items()), "trainings", progress)
+    each_done(workers, _train, list(recipes.items()), "trainings", progress)
 
 
 def _train(job: tuple[Path, Recipe], progress: Progress = SILENT) -> None:
     train_together(dict([job]), resume=True, progress=progress)
 
 
-def done_by(
+def each_done(
     workers: int, work: Callable[..., None], jobs: Sequence[Any], what: str, progress: Progress = SILENT
 ) -> None:
-    """Do jobs one after the other, or with workers several at a time, in processes that share the cores.
+    """Do jobs one after the other, or with workers several at a time.
 
-    ``work`` takes a job and ``progress``; a process of its own reports nothing.
+    ``work`` takes a job and ``progress``; in a process of its own it reports nothing.
     """
-    if workers < 1:
-        raise InputError(f"workers = {workers}: expected at least 1")
+    check_workers(workers)
     if workers == 1:
         for job in jobs:
             work(job, progress=progress)
         return
     progress.start(f"{len(jobs)} {what}", len(jobs))
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    with ProcessPoolExecutor(workers, get_context("spawn"), _begin, (threads, os.getpid())) as pool:
-        for _ in pool.map(work, jobs):
-            progress.advance(1)
+    done_by(workers, partial(_silently, work), jobs, progress.advance)
     progress.finish()
 
 
-def _begin(threads: int, parent: int) -> None:
-    torch.set_num_threads(threads)
-    Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    """A worker whose parent was killed would go on with what it has."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+def _silently(work: Callable[..., None], job: Any, tell: Tell) -> None:
+    work(job)
+    tell(1)
 
 
 def evaluated(subject: Subject, place: Path, *, attack: str, progress: Progress = SILENT) -> Subject:

@@ -30,12 +30,14 @@ def train(
     processes: Annotated[
         int, typer.Option(help="Divide every batch among so many processes, each with a GPU where there are some.")
     ] = 1,
+    workers: Annotated[int, typer.Option(help="With --seeds: runs at a time, each in a process of its own.")] = 1,
     log: Annotated[list[str] | None, typer.Option(help="Also log to tensorboard or mlflow; may be repeated.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
     """Train a model by a recipe. Statistics and the best epoch come from a validation split, never from test data."""
     import classwise
+    from classwise.errors import InputError
     from classwise.recipes import load_recipe, parse_overrides
 
     changes = parse_overrides(override or [])
@@ -43,12 +45,15 @@ def train(
     if seeds is not None:
         places = {out / f"seed-{seed}": {**changes, "seed": seed} for seed in _numbers(seeds)}
     recipes: dict[str | Path, Any] = {place: load_recipe(recipe, change) for place, change in places.items()}
+    if processes != 1 and workers != 1:
+        raise InputError("--workers have whole runs, --processes share the batches of one: choose either")
     if processes != 1:
         in_processes(processes)
     runs = classwise.train_together(
         recipes,
         device=device,
         resume=resume,
+        workers=workers,
         loggers=list(dict.fromkeys(log or [])),
         progress=ConsoleProgress(),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from classwise.analysis import QUESTIONS, Answer, Subject, ask
-from classwise.analysis.runs import done_by
+from classwise.analysis.runs import each_done
 from classwise.analysis.save import write
 from classwise.api import evaluate, train
 from classwise.errors import InputError, unknown
@@ -19,6 +19,7 @@ from classwise.progress import SILENT, Progress
 from classwise.recipes import Recipe, load_recipe
 from classwise.reporting.pages import answers_page
 from classwise.studies import Evaluation, Study
+from classwise.workers import check_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,7 @@ def conduct(
 
     Whatever is wrong with it is said before anything starts.
     """
-    if workers < 1:
-        raise InputError(f"workers = {workers}: expected at least 1")
+    check_workers(workers)
     for asked in study.analyses:
         if asked.kind not in QUESTIONS:
             raise unknown("analysis", asked.kind, QUESTIONS)
@@ -47,7 +47,7 @@ def conduct(
     ]
     if out.exists() and any(out.iterdir()) and not resume:
         raise InputError(f"{out} is not empty: add --resume to continue the study in it, or choose another --out")
-    done_by(workers, _do, jobs, "runs", progress)
+    each_done(workers, _do, jobs, "runs", progress)
     answers: dict[str, Answer] = {}
     for asked in study.analyses:
         subjects = [Subject.open(out / "runs" / run) for some in asked.runs for run in study.trainings_of(some)]

@@ -24,6 +24,11 @@ def write_history(path: Path, records: Sequence[Record]) -> None:
     write_text(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
 
 
+def read_history(path: Path) -> list[Record]:
+    """The lines that were written."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def summary(stats: ClassStats) -> Record:
     """Class statistics as a record."""
     return {

@@ -187,10 +187,7 @@ def fit(jobs: Sequence[Job], progress: Progress, loggers: Sequence[Logger] = ())
         for turn, job in zip(turns, jobs, strict=True):
             with turn:
                 turn.training.prepare(resume=job.resume)
-        title = " + ".join(dict.fromkeys(job.plan.name for job in jobs))
-        total = sum(one.plan.steps(one.plan.epochs) for one in trainings)
-        done = sum(one.plan.steps(one.epoch) for one in trainings)
-        progress.start(f"train {title}", total, done)
+        announce([job.plan for job in jobs], sum(one.plan.steps(one.epoch) for one in trainings), progress)
         failures, going = [], [(turn, turn.training.run()) for turn in turns]
         while going:
             for turn, steps in list(going):
@@ -207,6 +204,12 @@ def fit(jobs: Sequence[Job], progress: Progress, loggers: Sequence[Logger] = ())
             raise failures[0]
         progress.finish()
     return [training.outcome() for training in trainings]
+
+
+def announce(plans: Sequence[Plan], done: int, progress: Progress) -> None:
+    """Say what is to be trained, and how many steps of it are done."""
+    title = " + ".join(dict.fromkeys(plan.name for plan in plans))
+    progress.start(f"train {title}", sum(plan.steps(plan.epochs) for plan in plans), done)
 
 
 class _Turn:

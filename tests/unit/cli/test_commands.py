@@ -315,6 +315,13 @@ def test_several_seeds_train_side_by_side(tmp_path: Path) -> None:
     code, out, _ = invoke("train", "digits/standard", "--seeds", "3,1", *quick, "--resume", "--json")
     assert code == 0
     assert [Path(answer["directory"]).name for answer in json.loads(out)] == ["seed-3", "seed-1"]
+    code, out, _ = invoke("train", "digits/standard", "--seeds", "5,4", "--workers", 2, *quick)
+    assert code == 0
+    assert out.count("best epoch 1 of 1") == 2
+    code, _, err = invoke("train", "digits/standard", "--seeds", "7,8", "--workers", 0, *quick)
+    assert (code, err) == (2, "error: workers = 0: expected at least 1\n")
+    code, _, err = invoke("train", "digits/standard", "--seeds", "7,8", "--workers", 2, "--processes", 2, *quick)
+    assert (code, err) == (2, "error: --workers have whole runs, --processes share the batches of one: choose either\n")
     code, _, err = invoke("train", "digits/standard", "--seeds", "1,two", *quick)
     assert code == 2
     assert err == "error: seeds are whole numbers like 0,1,2, not '1,two'\n"

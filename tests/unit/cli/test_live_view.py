@@ -230,8 +230,10 @@ def test_training_on_a_terminal(tmp_path: Path) -> None:
     assert re.search(r"best epoch \d of 3 .* worst class \d at ", text[text.rindex(CURSOR_SHOWN) :])
 
 
-def test_interrupted_on_a_narrow_terminal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_interrupted_on_a_narrow_terminal(tmp_path: Path, workers: str) -> None:
     arguments = ["train", "digits/trades", *QUICK, "-o", "epochs=500", "--seeds", "0,1", "--out", str(tmp_path / "run")]
+    arguments += ["--workers", workers]
     code, text, same = on_terminal(arguments, columns=40, interrupt_at="seed-1  worst class")
     assert (code, same) == (130, True)
     live, after = text.split(CURSOR_SHOWN)

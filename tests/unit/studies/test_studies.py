@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -149,19 +146,6 @@ def test_two_runs_of_one_name(tmp_path: Path) -> None:
     file.write_text(SEEDS.replace("seeds = [0, 3]", "").replace("[runs.adam]", "[runs.sgd-1]"))
     with pytest.raises(InputError, match="two runs are called 'sgd-1'"):
         load_study(file)
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes where Linux shows them")
-def test_workers_end_with_the_process_that_started_them() -> None:
-    """They hold its output open for as long as they live."""
-    code = "from classwise.analysis.runs import done_by; import time; done_by(2, time.sleep, [60, 60], 'naps')"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + 60
-    while len(children.read_text().split()) < 3 and time.monotonic() < deadline:  # the workers and their tracker
-        time.sleep(0.1)
-    process.kill()
-    assert process.communicate(timeout=30)[0] == b""
 
 
 def test_workers_are_some(tmp_path: Path) -> None:

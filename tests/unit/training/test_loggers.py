@@ -87,13 +87,15 @@ def test_resumption_goes_on_without_doubling(tmp_path: Path, stop_after: Callabl
     assert [record["epoch"] for record in second.epochs[0].history] == [1, 2]
 
 
-def test_side_by_side_each_run_has_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_side_by_side_each_run_has_its_own(tmp_path: Path, workers: int) -> None:
     noting = Noting()
     recipes = {tmp_path / str(seed): load_recipe("digits/trades", {**QUICK, "seed": seed}) for seed in (0, 1)}
-    cw.train_together(recipes, loggers=[noting])
+    cw.train_together(recipes, workers=workers, loggers=[noting])
     for place in recipes:
         told = [json.loads(json.dumps(epoch.record)) for epoch in noting.epochs if epoch.run == place]
         assert told == metrics(place)
+    assert noting.closed == 1
 
 
 @pytest.mark.parametrize(("where", "count"), [("epoch", 1), ("close", 3)])

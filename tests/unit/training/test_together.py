@@ -15,6 +15,7 @@ from classwise.errors import Diverged, InputError
 from classwise.progress import Progress
 from classwise.recipes import load_recipe
 
+WORKERS = pytest.mark.parametrize("workers", [1, 2])
 SHORT: dict[str, Any] = {"epochs": 2, "validation_per_class": 10, "batch_size": 200}
 
 
@@ -27,14 +28,15 @@ def same(one: Path, other: Path) -> bool:
     return all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
-def test_together_is_alone(tmp_path: Path) -> None:
+@WORKERS
+def test_together_is_alone(tmp_path: Path, workers: int) -> None:
     recipes = {
         tmp_path / "a": load_recipe("digits/trades", {**SHORT, "seed": 0}),
         tmp_path / "b": load_recipe("digits/trades", {**SHORT, "seed": 1}),
         tmp_path / "c": load_recipe("digits/wat", {**SHORT, "epochs": 1}),
     }
     before = torch.get_rng_state()
-    runs = cw.train_together(recipes)
+    runs = cw.train_together(recipes, workers=workers)
     assert torch.equal(torch.get_rng_state(), before)
     assert [run.directory for run in runs] == list(recipes)
     assert [run.outcome.epochs for run in runs] == [2, 2, 1]
@@ -46,25 +48,29 @@ def test_together_is_alone(tmp_path: Path) -> None:
     assert not same(runs[0].directory, runs[1].directory)
 
 
-def test_together_goes_on_after_an_interruption(tmp_path: Path, stop_after: Callable[[int], Progress]) -> None:
+@WORKERS
+def test_together_goes_on_after_an_interruption(
+    tmp_path: Path, stop_after: Callable[[int], Progress], workers: int
+) -> None:
     recipes = {tmp_path / str(seed): load_recipe("digits/trades", {**SHORT, "seed": seed}) for seed in (0, 1)}
     steps = len(range(0, 1000, 200)) * 3
     with pytest.raises(KeyboardInterrupt):
-        cw.train_together(recipes, progress=stop_after(steps))
-    runs = cw.train_together(recipes, resume=True)
+        cw.train_together(recipes, workers=workers, progress=stop_after(steps))
+    runs = cw.train_together(recipes, workers=workers, resume=True)
     for run, recipe in zip(runs, recipes.values(), strict=True):
         alone = cw.train(recipe, out=tmp_path / f"alone-{run.directory.name}")
         assert same(run.directory, alone.directory)
 
 
-def test_one_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
+@WORKERS
+def test_one_that_diverges_does_not_stop_the_others(tmp_path: Path, workers: int) -> None:
     wild = {**SHORT, "optimizer": {"name": "sgd", "lr": 1e6}}
     recipes = {
         tmp_path / "wild": load_recipe("digits/standard", wild),
         tmp_path / "tame": load_recipe("digits/standard", SHORT),
     }
     with pytest.raises(Diverged):
-        cw.train_together(recipes)
+        cw.train_together(recipes, workers=workers)
     assert weights(tmp_path / "tame")
     assert not (tmp_path / "wild" / "checkpoints" / "last.safetensors").exists()
 
