@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "forward": {"errors"},
     "fusing": set(),
     "threads": {"forward"},
-    "types": {"errors", "noise"},
+    "workers": {"errors"},
+    "types": {"errors", "noise", "fusing"},
     "threat": GROUND | {"noise", "fusing"},
     "metrics": {"errors"},
     "verdicts": {"errors", "files", "metrics"},
@@ -39,7 +40,8 @@ ALLOWED: dict[str, set[str]] = {
     "corruptions": GROUND | {"noise"},
     "objectives": GROUND | {"types", "forward", "noise", "threat", "attacks"},
     "policies": GROUND | {"types"},
-    "training": GROUND | {"types", "forward", "threads", "fusing", "noise", "data", "metrics", "rundir", "engine"},
+    "training": GROUND
+    | {"types", "forward", "threads", "workers", "fusing", "noise", "data", "metrics", "rundir", "engine"},
     "reporting": GROUND | {"metrics", "verdicts"},
     "evaluation": GROUND
     | {"types", "forward", "noise", "threat", "attacks", "data", "models", "metrics", "verdicts", "rundir"}
@@ -49,11 +51,11 @@ ALLOWED: dict[str, set[str]] = {
     "recipes": GROUND | {"plugins", "threat", "training", "engine"},
     "api": GROUND
     | {"types", "forward", "threat", "plugins", "attacks", "objectives", "policies", "suite", "methods", "recipes"}
-    | {"data", "models", "engine", "training", "evaluation", "reporting", "rundir"},
+    | {"data", "models", "engine", "training", "evaluation", "reporting", "rundir", "workers"},
     "analysis": GROUND
     | {"types", "forward", "noise", "threat", "attacks", "suite", "data", "models", "metrics", "verdicts", "rundir"}
-    | {"reporting", "recipes", "policies", "api", "engine", "evaluation"},
-    "studies": GROUND | {"analysis", "recipes", "reporting", "api"},
+    | {"reporting", "recipes", "policies", "api", "engine", "evaluation", "workers"},
+    "studies": GROUND | {"analysis", "recipes", "reporting", "api", "workers"},
     "export": GROUND | {"models", "objectives", "reporting", "rundir"},
     "bench": GROUND
     | {"engine"}
