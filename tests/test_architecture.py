@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "threat": GROUND | {"noise", "fusing"},
     "metrics": {"errors"},
     "verdicts": {"errors", "files", "metrics"},
-    "rundir": {"errors", "files"},
+    "rundir": {"errors", "files", "metrics"},
     "data": GROUND | {"plugins", "noise", "corruptions"},
     "models": GROUND | {"plugins", "forward"},
     "engine": GROUND | {"forward"},
@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "recipes": GROUND | {"plugins", "threat", "training", "engine"},
     "api": GROUND
     | {"types", "forward", "threat", "plugins", "attacks", "objectives", "policies", "suite", "methods", "recipes"}
-    | {"data", "models", "engine", "training", "evaluation", "reporting", "rundir", "workers"},
+    | {"data", "models", "engine", "training", "evaluation", "reporting", "metrics", "rundir", "workers"},
     "analysis": GROUND
     | {"types", "forward", "noise", "threat", "attacks", "suite", "data", "models", "metrics", "verdicts", "rundir"}
     | {"reporting", "recipes", "policies", "api", "engine", "evaluation", "workers"},

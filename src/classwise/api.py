@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,10 @@ from classwise.engine import EngineName
 from classwise.errors import InputError, one_line, unknown
 from classwise.evaluation.command import command
 from classwise.evaluation.evaluate import Question, count_classes, run_evaluation
-from classwise.files import digest_json
+from classwise.files import digest, digest_json
 from classwise.forward import device_of, dtype_of
 from classwise.methods import conflict
+from classwise.metrics.counts import Ints
 from classwise.models.load import build_model, load_model, run_directory
 from classwise.models.weights import load_weights
 from classwise.objectives import OBJECTIVES
@@ -260,7 +261,7 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT,
     classes = images.classes or tuple(str(label) for label in range(num_classes))
     task = Task(classes=classes, beta=float(getattr(objective, "beta", 1.0)))
     policy.start(task)  # a class it does not know is said now
-    train, validation = balanced_split(images.labels, recipe.validation_per_class, recipe.seed, num_classes)
+    train, validation = _split(recipe, images, num_classes)
     if recipe.data.without_class is not None:
         left_out = images.labels == task.label(recipe.data.without_class)
         train, validation = train[~left_out[train]], validation[~left_out[validation]]
@@ -282,7 +283,7 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT,
         phases=phases,
         train=train,
         validation=validation,
-        extra=_extra_images(recipe, images, device, progress),
+        extra=_extra_images(recipe, images, validation, device, progress),
         task=task,
         objective=objective,
         policy=policy,
@@ -376,8 +377,26 @@ def _phases(recipe: Recipe, progress: Progress, team: Team) -> tuple[Phase, ...]
     return tuple(phases)
 
 
-def _extra_images(recipe: Recipe, images: ImageSet, device: torch.device, progress: Progress) -> ImageSet | None:
-    """Further images in the shape of the others, labelled by a model where the recipe names one."""
+def _split(recipe: Recipe, images: ImageSet, num_classes: int) -> tuple[Ints, Ints]:
+    """Which images are trained on, and which are held out: those that a run on them, as a warm start, held out too.
+
+    Any others it knows by heart.
+    """
+    train, validation = balanced_split(images.labels, recipe.validation_per_class, recipe.seed, num_classes)
+    found = None if recipe.start is None else run_directory(recipe.start)
+    if found is None or not len(validation):
+        return train, validation
+    before = RunDirectory(found[0])
+    if before.read().get("training", {}).get("data_digest") != images.digest():
+        return train, validation
+    held_out = before.held_out(len(images))
+    return np.setdiff1d(np.arange(len(images)), held_out), held_out
+
+
+def _extra_images(
+    recipe: Recipe, images: ImageSet, validation: Ints, device: torch.device, progress: Progress
+) -> ImageSet | None:
+    """Further images in the shape of the others, labelled by a model where the recipe names one; none held out."""
     if recipe.data.extra is None:
         if recipe.data.labeler is not None:
             raise InputError("data.labeler labels extra images: name them in data.extra")
@@ -388,11 +407,20 @@ def _extra_images(recipe: Recipe, images: ImageSet, device: torch.device, progre
         raise InputError(f"extra images are {shapes[1]} (channels, height, width), the others {shapes[0]}")
     if extra.images.dtype != images.images.dtype:
         raise InputError(f"extra images are {extra.images.dtype}, the others {images.images.dtype}")
+    extra = _without(extra, {digest(images.images[place].tobytes()) for place in validation})
     if recipe.data.labeler is None:
         return extra
     known = None if images.classes is None else len(images.classes)
     labeler = load_model(recipe.data.labeler, num_classes=known, in_channels=images.images.shape[1]).to(device)
     return pseudo_labelled(labeler, extra, images.classes, progress)
+
+
+def _without(images: ImageSet, known: Collection[str]) -> ImageSet:
+    """The images but for those of these fingerprints."""
+    if not known:
+        return images
+    strange = [digest(image.tobytes()) not in known for _, some in images.chunks() for image in some]
+    return images if all(strange) else images.take(np.flatnonzero(strange))
 
 
 def _settings(name: str, kind: type[T], given: Mapping[str, Any] | None) -> T | None:

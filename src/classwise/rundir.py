@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 import classwise
 from classwise.errors import InputError
 from classwise.files import read_json, write_json
+from classwise.metrics.counts import Ints
 
 SCHEMA = "classwise/run/1"
 Section = Literal["training", "evaluation"]
@@ -70,6 +73,14 @@ class RunDirectory:
             if not isinstance(contents.get(section, {}), dict):
                 raise InputError(f"{file} is not the record of a run: {section} is {contents[section]!r:.40}")
         return contents
+
+    def held_out(self, total: int) -> Ints:
+        """Which of so many training images were held out for validation."""
+        record = read_json(self.validation)
+        indices = record.get("indices") if isinstance(record, dict) else None
+        if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < total for index in indices):
+            raise InputError(f"{self.validation} does not tell which of {total} images were held out")
+        return np.unique(np.asarray(indices, dtype=np.int64))
 
     def claim(
         self,

@@ -17,13 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from classwise.attacks import PGD
 from classwise.errors import InputError
 from classwise.noise import Randomness, noise_of
 from classwise.objectives.madry import Madry
-from classwise.types import ClassControls
+from classwise.types import ClassControls, LossTerms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,18 @@ class Free(Madry):
         super().__post_init__()
         if self.replays < 2:
             raise InputError(f"replays must be at least 2, got {self.replays}: with one, no image moves")
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, *, generator: Randomness = None
+    ) -> LossTerms:
+        """The loss of images that move as often as in training, while the weights stay."""
+        x_adv = self.perturb(model, x, y, controls, generator=generator)
+        for _ in range(self.replays - 1):
+            with torch.enable_grad():
+                loss = self.terms(model, x, x_adv, y).adv.sum()
+            (x_adv.grad,) = torch.autograd.grad(loss, x_adv)
+            x_adv = self.again(x, x_adv, y, controls)
+        return self.terms(model, x, x_adv.detach(), y)
 
     def perturb(
         self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, *, generator: Randomness = None

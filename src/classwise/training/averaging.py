@@ -119,8 +119,8 @@ class FAWA:
     def on_epoch(self, model: nn.Module, val: ClassStats) -> None:
         """Take in the present weights, if the worst class is good enough with them."""
         self.epochs += 1
-        robust = val.robust[~val.robust.isnan()]
-        if self.epochs < self.settings.begin or not len(robust) or float(robust.min()) < self.settings.threshold:
+        shares = (val.correct_adv.double() / val.n_adv)[val.n_adv > 0]  # 24 of 100 must not be less than 0.24
+        if self.epochs < self.settings.begin or not len(shares) or float(shares.min()) < self.settings.threshold:
             return
         _mix(self.average, model, 1 - self.settings.decay if self.admitted else 1.0)
         self.admitted += 1

@@ -296,6 +296,7 @@ class _Training:
     def run_epoch(self) -> Iterator[Epoch | None]:
         began, warmed = time.perf_counter(), self.engine.warmup
         self.enter(phase_of(self.plan.phases, self.epoch))
+        self.push(self.epoch + 1)
         used = self.controls
         self.batches.sampling = used.sampling
         self.plan.objective.on_epoch(self.engine.model, self.epoch + 1)
@@ -348,6 +349,13 @@ class _Training:
         self.batches = make_batches(self.plan, self.data_random, phase)
         self.engine.reset()
 
+    def push(self, epoch: int) -> None:
+        """Perturb the weights from the epoch on that the recipe says."""
+        awp = self.plan.awp if self.plan.awp is not None and epoch >= self.plan.awp.begin else None
+        if awp is not self.engine.awp:
+            self.engine.awp = awp
+            self.engine.reset()
+
     def train_epoch(self) -> Generator[None, None, tuple[ClassStats, float, float]]:
         """One pass over the data: statistics in training mode, mean loss, last learning rate."""
         plan, engine = self.plan, self.engine
@@ -388,16 +396,13 @@ class _Training:
             if robust_share(val) > self.sound:
                 self.sound = robust_share(val)
                 if plan.guard.action == "back" and plan.team.leads:
-                    state = {"model": self.engine.model.state_dict(), "optimizer": self.engine.optimizer.state_dict()}
-                    save_state(self.directory.checkpoints / "sound.pt", state)
+                    save_state(self.directory.checkpoints / "sound.pt", self.learned())
             return
         fell = f"catastrophic overfitting in epoch {self.epoch}: robust accuracy fell from {100 * self.sound:.1f}"
         if plan.guard.action == "stop":
             self.ended = fell
         else:
-            state = load_state(self.directory.checkpoints / "sound.pt")
-            self.engine.model.load_state_dict(state["model"])
-            self.engine.optimizer.load_state_dict(state["optimizer"])
+            self.relearn(load_state(self.directory.checkpoints / "sound.pt"))
             self.strengthen(2)
         if not plan.team.leads:
             return
@@ -445,15 +450,31 @@ class _Training:
         if self.plan.team.leads:
             save_weights(self.directory.checkpoints / f"{name}.safetensors", self.engine.result)
 
-    def save(self) -> None:
+    def learned(self) -> dict[str, Any]:
+        """What training changes from epoch to epoch."""
         engine = self.engine
-        state: dict[str, Any] = {
-            "epoch": self.epoch,
+        return {
             "model": engine.model.state_dict(),
             "optimizer": engine.optimizer.state_dict(),
             "average": None if engine.average is None else engine.average.state_dict(),
             "policy": self.plan.policy.state_dict(),
             "controls": {name: getattr(self.controls, name) for name in ClassControls.__slots__},
+        }
+
+    def relearn(self, state: dict[str, Any]) -> None:
+        """Be as some epoch left it."""
+        engine = self.engine
+        engine.model.load_state_dict(state["model"])
+        engine.optimizer.load_state_dict(state["optimizer"])
+        if engine.average is not None:
+            engine.average.load_state_dict(state["average"])
+        self.plan.policy.load_state_dict(state["policy"])
+        self.controls = ClassControls(**state["controls"]).to(self.plan.device)
+
+    def save(self) -> None:
+        state: dict[str, Any] = {
+            **self.learned(),
+            "epoch": self.epoch,
             "best": self.best,
             "guard": {"sound": self.sound, "strength": self.strength, "ended": self.ended},
             "history": self.history,
@@ -474,17 +495,11 @@ class _Training:
             raise InputError(f"{self.last} does not fit this run: {one_line(error, 120)}") from error
 
     def take_up(self, state: dict[str, Any]) -> None:
-        engine = self.engine
         self.epoch, self.best, self.history = state["epoch"], state["best"], state["history"]
         self.sound, self.ended = state["guard"]["sound"], state["guard"]["ended"]
         if state["guard"]["strength"] > 1:
             self.strengthen(state["guard"]["strength"])
-        engine.model.load_state_dict(state["model"])
-        engine.optimizer.load_state_dict(state["optimizer"])
-        if engine.average is not None:
-            engine.average.load_state_dict(state["average"])
-        self.plan.policy.load_state_dict(state["policy"])
-        self.controls = ClassControls(**state["controls"]).to(self.plan.device)
+        self.relearn(state)
         torch.set_rng_state(state["random"]["torch"])
         if self.plan.device.type == "cuda":
             torch.cuda.set_rng_state(state["random"]["cuda"], self.plan.device)

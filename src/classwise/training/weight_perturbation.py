@@ -31,9 +31,14 @@ class WeightPerturbation:
     gamma: Number = 0.005
     """Length of the push, relative to the weights of each layer. The paper has 0.005 with TRADES, 0.01 with Madry."""
 
+    begin: int = 1
+    """The first epoch that has it. The authors' code begins with the tenth over TRADES, with the first over Madry."""
+
     def __post_init__(self) -> None:
         if self.gamma <= 0:
             raise InputError(f"gamma must be positive, got {self.gamma}")
+        if self.begin < 1:
+            raise InputError(f"begin counts epochs from 1, got {self.begin}")
 
     @contextmanager
     def perturbed(self, model: nn.Module, loss_of: Callable[[], Tensor], team: Team = ALONE) -> Iterator[None]:

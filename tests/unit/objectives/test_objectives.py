@@ -141,7 +141,7 @@ TABLE: list[tuple[Objective, int, float, Callable[[Logits, list[int], int], tupl
     (Standard(smoothing=0.3), 1, 0.0, smoothed),
     (Madry(), 1, 1.0, madry),
     (Trades(beta=2.5), 2, 2.5, trades),
-    (Free(), 1, 1.0, madry),
+    (Free(), 4, 1.0, madry),
     (Mart(beta=4.0), 2, 4.0, mart),
     (HypersphereEmbedding(scale=5, margin=0.3), 1, 1.0, he_madry),
     (HypersphereEmbedding(base="trades", beta=2.5, smoothing=0.1), 2, 2.5, he_trades),
@@ -208,7 +208,8 @@ def test_loss_and_gradient_equal_the_reference(
         beta_scale=torch.tensor([1.0, 3.0, 0.1]),
     )
     model = net(objective).eval()
-    terms = objective(model, x, y, controls, generator=torch.Generator().manual_seed(5))
+    x_adv = objective.perturb(model, x, y, controls, generator=torch.Generator().manual_seed(5))
+    terms = objective.under(controls).terms(model, x, x_adv, y)
     reduce(terms, y, controls).backward()
     found = [parameter.grad.clone() for parameter in model.parameters()]
 
@@ -373,3 +374,24 @@ def test_mart_by_hand() -> None:
     assert terms.nat.item() == pytest.approx(math.log(4) - math.log(0.5001))
     assert terms.adv.item() == pytest.approx(math.log(2) / 4 * 0.5000001)
     assert terms.beta == 5.0
+
+
+def test_away_from_training_free_moves_the_images_alone() -> None:
+    """Loss after three steps of gradient descent against the label, by hand, from the same start."""
+    objective = bounded(Free(replays=4))
+    model, (x, y) = net(objective).eval(), batch()
+    even, eps = ClassControls.uniform(K), 0.1
+    x_adv = objective.perturb(model, x, y, even, generator=torch.Generator().manual_seed(0)).detach()
+    start = torch.nn.functional.cross_entropy(model(x_adv), y).detach()
+    for _ in range(3):
+        x_adv.requires_grad_()
+        (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(model(x_adv), y), x_adv)
+        x_adv = (x_adv.detach() + eps * gradient.sign()).clamp(x - eps, x + eps).clamp(0, 1)
+    expected = torch.nn.functional.cross_entropy(model(x_adv), y, reduction="none").detach()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        terms = objective(model, x, y, even, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(terms.adv, expected)
+    assert float(expected.mean()) > float(start)
+    assert not terms.adv.requires_grad
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -90,6 +90,16 @@ def test_only_epochs_whose_worst_class_holds_are_let_in() -> None:
     assert average.model.num_batches_tracked.item() == 6
 
 
+@pytest.mark.parametrize("percent", range(101))
+def test_the_threshold_itself_is_good_enough(percent: int) -> None:
+    average = FAWA(counted(0.0), FAWASettings(threshold=percent / 100))
+    val = ClassStats.zeros(1)
+    val.n_adv += 100
+    val.correct_adv += percent
+    average.on_epoch(counted(1.0), val)
+    assert average.admitted == 1
+
+
 def test_a_gated_average_continues_where_it_stopped() -> None:
     whole, first, second = (FAWA(counted(0.0), FAWASettings(begin=3, threshold=0.5)) for _ in range(3))
     for epoch in range(1, 9):

@@ -62,6 +62,22 @@ def test_a_warm_start_from_nothing_or_from_another_model_is_one_line(tmp_path: P
     assert refused(start=str(run.directory), model="resnet18")
 
 
+def test_a_warm_start_holds_out_what_its_run_held_out(tmp_path: Path) -> None:
+    """Another seed would choose others, nearly all of which that run was trained on."""
+    run = cw.train("digits/madry", out=tmp_path / "run", **QUICK)
+    first, cold = plan_for(), plan_for(seed=1)
+    assert set(cold.validation) & set(first.train)
+    for start in (str(run.directory), f"{run.directory}@last"):
+        warm = plan_for(seed=1, start=start)
+        assert warm.validation.tolist() == first.validation.tolist()
+        assert warm.train.tolist() == first.train.tolist()
+    weights = str(run.directory / "checkpoints" / "best.safetensors")
+    assert plan_for(seed=1, start=weights).validation.tolist() == cold.validation.tolist()
+    assert len(plan_for(seed=1, start=str(run.directory), validation_per_class=0, select="last").validation) == 0
+    (run.directory / "validation.json").write_text('{"indices": [0, 5000]}')
+    assert "does not tell which of 1100 images were held out" in refused(start=str(run.directory))
+
+
 def test_a_class_left_out_keeps_the_labels_of_the_others() -> None:
     plan, whole = plan_for(**{"data.without_class": 5}), plan_for()
     assert plan.num_classes == 10
@@ -144,7 +160,9 @@ def test_self_training_resumes_and_needs_images_of_one_shape(tmp_path: Path) -> 
     extra = {"data.extra": "digits", "data.labeler": str(labeler.directory)}
     plan = plan_for("digits/trades", **extra)
     assert plan.extra is not None
-    assert len(plan.extra) == len(plan.images)
+    assert len(plan.extra) == len(plan.train)  # the same images, less those that are held out
+    held_out = {image.tobytes() for image in plan.images.images[plan.validation]}
+    assert not any(image.tobytes() in held_out for image in plan.extra.images)
     cw.train("digits/trades", out=tmp_path / "run", **{**QUICK, "epochs": 1, **extra})
     record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert sum(record["train"]["n"]) > 1.8 * len(plan.train)
@@ -174,7 +192,7 @@ def verdicts(right: int) -> ClassStats:
 
 
 def training(tmp_path: Path, **guard: Any) -> _Training:
-    plan = plan_for(guard=guard)
+    plan = plan_for(guard=guard, ema=0.9)
     directory = RunDirectory(tmp_path / "run")
     Job(plan, directory, directory.claim("training", "x", {}, resume=False))
     made = _Training(plan, directory, SILENT)
@@ -197,17 +215,23 @@ def test_a_collapse_stops_training(tmp_path: Path) -> None:
 
 def test_or_goes_back_to_the_best_with_a_stronger_attack(tmp_path: Path) -> None:
     one = training(tmp_path, drop=0.2, action="back")
-    model = one.engine.model
+    model, average = one.engine.model, one.engine.average
+    assert average is not None
     one.watch(verdicts(5))
     good = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
+    average.on_step(model)
+    one.controls = one.controls.uniform(3)
     one.watch(verdicts(4))  # worse, but no collapse: what was good stays what it was
     with pytest.warns(UserWarning, match="back to the best, with 2 times as many steps"):
         one.watch(verdicts(1))
     assert one.ended is None
-    assert all(torch.equal(value, good[name]) for name, value in model.state_dict().items())
+    assert average.model is not None
+    for found in (model, average.model):
+        assert all(torch.equal(value, good[name]) for name, value in found.state_dict().items())
+    assert one.controls.num_classes == 10
     attack = one.engine.objective.attack
     assert isinstance(attack, PGD)
     assert (attack.steps, attack.step_size) == (4, None)

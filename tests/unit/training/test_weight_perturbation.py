@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import classwise as cw
 from classwise.errors import InputError
 from classwise.objectives import Madry, Standard
 from classwise.policies import Uniform
@@ -61,6 +64,18 @@ def test_a_step_descends_by_the_gradient_at_the_pushed_weights() -> None:
     moved_weight, moved_bias = model.parameters()
     assert torch.allclose(moved_weight, weight - 0.1 * expected_weight, atol=1e-12)
     assert torch.allclose(moved_bias, bias - 0.1 * expected_bias, atol=1e-12)
+
+
+def test_it_begins_with_its_epoch(tmp_path: Path) -> None:
+    quick: dict[str, Any] = {"epochs": 2, "validation_per_class": 5, "attack": {"steps": 1}, "data.per_class": 20}
+    pushes = [None, {"gamma": 0.1}, {"gamma": 0.1, "begin": 2}, {"gamma": 0.1, "begin": 3}]
+    runs = [cw.train("digits/madry", out=tmp_path / str(number), awp=awp, **quick) for number, awp in enumerate(pushes)]
+    losses = [[record["loss"] for record in run.outcome.history] for run in runs]
+    assert losses[0] == losses[3]
+    assert losses[2][0] == losses[0][0] != losses[1][0]
+    assert losses[2][1] != losses[0][1]
+    with pytest.raises(InputError, match="begin counts epochs from 1, got 0"):
+        WeightPerturbation(begin=0)
 
 
 def test_the_attack_meets_the_weights_as_they_are() -> None:
