@@ -24,6 +24,8 @@ from classwise.verdicts import NATURAL, Verdicts
 LEVEL = 0.01
 BEATEN = 0.1
 """Share of all images by which attacks without gradients may be ahead of those with gradients."""
+UNSURE = 0.5
+"""A probability that a model which tells classes apart exceeds somewhere."""
 NAMED = 4
 """Classes that a sentence names."""
 
@@ -337,6 +339,13 @@ def _outputs(probes: Probes) -> Iterator[Finding]:
             "attacks climb: the model should return logits, or the logarithm of the probabilities."
         )
         yield Finding(severity="warning", code="probabilities", text=text)
+    elif output.surest is not None and output.surest < UNSURE:
+        text = (
+            f"On none of {n} images is the model surer of a class than {100 * output.surest:.0f}%, as if its logits "
+            "were bare cosines: its cross-entropy mixes all classes, PGD on it overrates the model, and "
+            "temperature-pgd with a large 1/T, cw-pgd or fast tell more."
+        )
+        yield Finding(severity="info", code="unsure", text=text)
     if 2 * output.one_hot > n:
         text = (
             f"At {output.one_hot} of {n} images the logits lie so far apart (a margin of {output.median_margin:.3g} in "

@@ -95,6 +95,8 @@ class OutputProbe(Part):
     """So far apart that their softmax is exactly one-hot in float32."""
     median_margin: float | None
     """Of the label's logit over the next."""
+    surest: float | None = None
+    """The largest probability that any image has of any class."""
     unmoved: int
     """The same to the last bit under noise far below a grey level."""
     not_finite: int

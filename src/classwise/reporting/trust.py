@@ -35,6 +35,7 @@ def rows(report: ClassReport) -> list[tuple[str, str]]:
     if probes.black_box is not None:
         what = f"{probes.black_box.queries} queries without gradients break what many steps left"
         told.append((what, _images(report, "black_box")))
+    surest = "" if output.surest is None else f"; at most {100 * output.surest:.0f}% sure"
     margin = "" if output.median_margin is None else f"; median margin {output.median_margin:.3g}"
     told += [
         ("The same batch three times", _agreement(probes.repeated)),
@@ -42,7 +43,7 @@ def rows(report: ClassReport) -> list[tuple[str, str]]:
         ("Noise of a sixteenth of a grey level", _agreement(probes.tremor)),
         ("That noise leaves every logit the same", f"{output.unmoved} of {n}"),
         ("The softmax is exactly one-hot in float32", f"{output.one_hot} of {n}{margin}"),
-        ("The outputs look like probabilities", f"{output.probabilities} of {n}"),
+        ("The outputs look like probabilities", f"{output.probabilities} of {n}{surest}"),
         ("Logits are not finite", f"{output.not_finite} of {n} within eps, {output.not_finite_beyond} beyond"),
     ]
     if (scale := probes.normalization) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -486,6 +487,20 @@ def test_a_shield_against_single_steps_is_told() -> None:
     assert report["pgd"].overall.value < 20
     codes = [finding.code for finding in report.sanity.findings if finding.severity == "warning"]
     assert "single-step-shield" in codes
+
+
+def test_bare_cosines_are_told(models: dict[str, nn.Module]) -> None:
+    """Ten numbers of mean zero and length one: the first is farthest above the others, √(10/9), if these are alike."""
+    probes = probe(Around(models["madry"], after=lambda z: F.normalize(z - z.mean(1, True), dim=1)))
+    assert probes.output.surest is not None
+    assert 0.1 < probes.output.surest <= 1 / (1 + 9 * math.exp(-math.sqrt(10 / 9)))
+    finding = findings(probes)["unsure"]
+    assert finding.severity == "info"
+    assert f"surer of a class than {100 * probes.output.surest:.0f}%" in finding.text
+    honest = probe(models["madry"])
+    assert honest.output.surest is not None
+    assert honest.output.surest > 0.8
+    assert "unsure" not in findings(honest)
 
 
 @pytest.mark.parametrize(("sharpness", "smooth"), [(1e-3, True), (100.0, False)])

@@ -48,7 +48,13 @@ def make_probes(**changes: object) -> Probes:
         "company": AgreementProbe(n=0, changed=0, difference=None),
         "tremor": AgreementProbe(n=12, changed=0, difference=0.0),
         "output": OutputProbe(
-            probabilities=0, one_hot=12, median_margin=123.456, unmoved=5, not_finite=1, not_finite_beyond=2
+            probabilities=0,
+            one_hot=12,
+            median_margin=123.456,
+            surest=0.416,
+            unmoved=5,
+            not_finite=1,
+            not_finite_beyond=2,
         ),
         "forwards": 1234,
         "backwards": 321,
