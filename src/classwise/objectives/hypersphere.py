@@ -11,6 +11,7 @@ The scale s, which is set before every epoch n = 0, 1, ..., follows a schedule:
   It is reached where one cosine is 1 and all others are -1 (Eq. 3), P = 1 / (1 + (K - 1) e^(-2s)). No margin.
 
 Whoever trains with it should know that paper's finding: most of the gain under plain PGD is gone under Temperature-PGD.
+That is so where logits are bare cosines, as published code returns them. Here they have their scale, and PGD sees it.
 
 Deviations
 * Gradients flow through both norms of the head; the authors' code overwrites the weights by their normalised copies.
