@@ -25,11 +25,11 @@ import numpy as np
 import torch
 
 import classwise as cw
-from classwise.api import make_plan
 from classwise.attacks import CosinePGD, aimed, square
 from classwise.data import load_data
 from classwise.engine import graphs, twin
 from classwise.models.load import load_model
+from classwise.plans import make_plan
 from classwise.recipes import load_recipe
 from classwise.training import compiled
 from classwise.training.loop import make_engine

@@ -49,12 +49,15 @@ ALLOWED: dict[str, set[str]] = {
     "suite": GROUND | {"attacks", "corruptions", "plugins", "threat", "verdicts"},
     "methods": GROUND | {"types", "threat", "models"},
     "recipes": GROUND | {"plugins", "threat", "training", "engine"},
+    "plans": GROUND
+    | {"types", "forward", "threat", "attacks", "objectives", "policies", "methods", "recipes", "data", "models"}
+    | {"training", "evaluation", "metrics", "rundir"},
     "api": GROUND
-    | {"types", "forward", "threat", "plugins", "attacks", "objectives", "policies", "suite", "methods", "recipes"}
-    | {"data", "models", "engine", "training", "evaluation", "reporting", "metrics", "rundir", "workers"},
+    | {"forward", "threat", "plugins", "attacks", "suite", "recipes", "plans"}
+    | {"data", "models", "engine", "training", "evaluation", "reporting", "rundir", "workers"},
     "analysis": GROUND
     | {"types", "forward", "noise", "threat", "attacks", "suite", "data", "models", "metrics", "verdicts", "rundir"}
-    | {"reporting", "recipes", "policies", "api", "engine", "evaluation", "workers"},
+    | {"reporting", "recipes", "policies", "plans", "api", "engine", "evaluation", "workers"},
     "studies": GROUND | {"analysis", "recipes", "reporting", "api", "workers"},
     "export": GROUND | {"models", "objectives", "reporting", "rundir"},
     "bench": GROUND

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from classwise.api import make_objective
 from classwise.attacks import ATTACKS
 from classwise.data.cards import DATASETS
 from classwise.errors import InputError
 from classwise.models import MODELS
+from classwise.plans import make_objective
 from classwise.policies import POLICIES
 from classwise.recipes import Recipe, load_recipe, parse_overrides, recipe_header, recipe_names
 from classwise.spec import Spec, build, convert

@@ -30,10 +30,10 @@ from scipy.special import softmax
 from classwise.analysis.answer import Answer
 from classwise.analysis.runs import recipe_of
 from classwise.analysis.subject import Subject
-from classwise.api import make_objective
 from classwise.data import load_data
 from classwise.data.batches import to_float
 from classwise.errors import InputError
+from classwise.plans import make_objective
 from classwise.policies import POLICIES, WAT
 from classwise.reporting.figures import Figure, Series, bars, lines
 from classwise.reporting.part import Part

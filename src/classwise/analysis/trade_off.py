@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Literal
 from classwise.analysis.answer import Answer
 from classwise.analysis.runs import evaluated, one_attack, recipe_of, trained
 from classwise.analysis.subject import Subject
-from classwise.api import make_objective
 from classwise.errors import InputError
+from classwise.plans import make_objective
 from classwise.progress import SILENT, Progress
 from classwise.reporting.estimates import ClassEstimate, Estimate, share
 from classwise.reporting.figures import Figure, Series, lines, points

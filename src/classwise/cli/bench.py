@@ -90,8 +90,9 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Time training steps; with --peers beside plain float32 PyTorch as published code has it (TRADES, Madry)."""
-    from classwise.api import make_plan, pick_device
+    from classwise.api import pick_device
     from classwise.bench.train import bench_training
+    from classwise.plans import make_plan
     from classwise.recipes import load_recipe, parse_overrides
 
     changes = parse_overrides(override or [])

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from classwise.api import make_plan
 from classwise.attacks import PGD
 from classwise.bench.reference_style import LOSSES, Inner
 from classwise.bench.result import TrainingBench
@@ -20,6 +19,7 @@ from classwise.bench.save import save
 from classwise.bench.train import REFERENCE, bench_training
 from classwise.errors import InputError
 from classwise.objectives import OBJECTIVES
+from classwise.plans import make_plan
 from classwise.progress import SILENT
 from classwise.recipes import load_recipe
 from classwise.threat import Start

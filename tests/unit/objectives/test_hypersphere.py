@@ -16,7 +16,6 @@ from scipy.optimize import root
 from torch import nn
 
 import classwise as cw
-from classwise.api import make_plan
 from classwise.engine import twin_of
 from classwise.engine.folding import folded
 from classwise.engine.twin import _lower
@@ -25,6 +24,7 @@ from classwise.models import MODELS, HypersphereHead, resnet18, with_hypersphere
 from classwise.models.load import build_model, load_model
 from classwise.objectives import HypersphereEmbedding
 from classwise.objectives.hypersphere import LARGEST_PROBABILITY, LEAST_SCALE, scale_for
+from classwise.plans import make_plan
 from classwise.recipes import load_recipe
 from classwise.spec import settings_of
 from classwise.types import ClassControls

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import classwise as cw
-from classwise.api import make_plan
 from classwise.engine import twin_of
 from classwise.errors import InputError
 from classwise.models import HypersphereHead, with_hypersphere
@@ -32,6 +31,7 @@ from classwise.objectives import (
     Standard,
     Trades,
 )
+from classwise.plans import make_plan
 from classwise.recipes import load_recipe
 from classwise.training import compiled
 from classwise.types import ClassControls, LossTerms, Objective, reduce

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import classwise as cw
-from classwise.api import make_plan
 from classwise.attacks import PGD
 from classwise.errors import InputError
 from classwise.noise import ExampleNoise, Randomness, draw
 from classwise.objectives import Madry, Trades
+from classwise.plans import make_plan
 from classwise.policies.fair_tat import FairTAT
 from classwise.policies.targeted import Targeted
 from classwise.recipes import load_recipe

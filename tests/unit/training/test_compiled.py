@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 import classwise as cw
-from classwise.api import make_plan
 from classwise.engine import twin_of
 from classwise.forward import exact
+from classwise.plans import make_plan
 from classwise.policies import FAAL, Uniform
 from classwise.recipes import load_recipe
 from classwise.training import compiled

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 import classwise as cw
-from classwise.api import make_plan
 from classwise.attacks import PGD
 from classwise.data import Batches, ImageSet, MixedBatches, load_data, to_float
 from classwise.errors import InputError
+from classwise.plans import make_plan
 from classwise.progress import SILENT, Progress
 from classwise.recipes import load_recipe
 from classwise.rundir import RunDirectory
