@@ -197,7 +197,7 @@ def _split(recipe: Recipe, images: ImageSet, num_classes: int) -> tuple[Ints, In
     if before.read().get("training", {}).get("data_digest") != images.digest():
         return train, validation
     held_out = before.held_out(len(images))
-    return np.setdiff1d(np.arange(len(images)), held_out), held_out
+    return (np.setdiff1d(np.arange(len(images)), held_out), held_out) if len(held_out) else (train, validation)
 
 
 def _extra_images(

@@ -74,6 +74,9 @@ def test_a_warm_start_holds_out_what_its_run_held_out(tmp_path: Path) -> None:
     weights = str(run.directory / "checkpoints" / "best.safetensors")
     assert plan_for(seed=1, start=weights).validation.tolist() == cold.validation.tolist()
     assert len(plan_for(seed=1, start=str(run.directory), validation_per_class=0, select="last").validation) == 0
+    nothing = {**QUICK, "validation_per_class": 0, "select": "last"}
+    all_of_them = cw.train("digits/madry", out=tmp_path / "all", **nothing)
+    assert plan_for(seed=1, start=str(all_of_them.directory)).validation.tolist() == cold.validation.tolist()
     (run.directory / "validation.json").write_text('{"indices": [0, 5000]}')
     assert "does not tell which of 1100 images were held out" in refused(start=str(run.directory))
 
