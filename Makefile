@@ -10,7 +10,7 @@ demo: $(VENV)/.core
 	$(BIN)/classwise demo --out demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
