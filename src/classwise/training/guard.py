@@ -13,6 +13,9 @@ from classwise.errors import InputError
 from classwise.spec import Number
 from classwise.types import ClassStats
 
+STRONGEST = 16
+"""Times the recipe's steps: a model that still collapses does so for another reason."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
@@ -21,7 +24,7 @@ class Guard:
     drop: Number = 0.2
     """By how much robust validation accuracy, as a fraction, may fall below its best."""
     action: Literal["stop", "back"] = "stop"
-    """Stop there; or go back to the best epoch and go on with twice as many steps of the attack."""
+    """Stop there; or go back to the best epoch and go on with twice as many steps of the attack, four times at most."""
 
     def __post_init__(self) -> None:
         if not 0 < self.drop < 1:

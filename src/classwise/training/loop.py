@@ -33,7 +33,7 @@ from classwise.training.averaging import FAWA, Average, FAWASettings, WeightAver
 from classwise.training.checkpoint import load_state, save_state, save_weights
 from classwise.training.compiled import CompiledEngine
 from classwise.training.engine import Engine, Precision
-from classwise.training.guard import Guard, robust_share
+from classwise.training.guard import STRONGEST, Guard, robust_share
 from classwise.training.history import Record, controls_record, summary, write_history
 from classwise.training.loggers import Logger, Loggers
 from classwise.training.optimizers import OptimizerSettings
@@ -399,7 +399,7 @@ class _Training:
                     save_state(self.directory.checkpoints / "sound.pt", self.learned())
             return
         fell = f"catastrophic overfitting in epoch {self.epoch}: robust accuracy fell from {100 * self.sound:.1f}"
-        if plan.guard.action == "stop":
+        if plan.guard.action == "stop" or self.strength >= STRONGEST:
             self.ended = fell
         else:
             self.relearn(load_state(self.directory.checkpoints / "sound.pt"))

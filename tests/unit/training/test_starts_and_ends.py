@@ -245,6 +245,18 @@ def test_or_goes_back_to_the_best_with_a_stronger_attack(tmp_path: Path) -> None
     assert other.sound == 0.5
 
 
+def test_but_not_for_ever(tmp_path: Path) -> None:
+    one = training(tmp_path, drop=0.2, action="back")
+    one.watch(verdicts(5))
+    for times in (2, 4, 8, 16):
+        with pytest.warns(UserWarning, match=f"with {times} times as many steps"):
+            one.watch(verdicts(1))
+    with pytest.warns(UserWarning, match="training stops"):
+        one.watch(verdicts(1))
+    assert one.ended is not None
+    assert one.engine.objective.attack.steps == 32  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
