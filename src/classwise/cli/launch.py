@@ -20,11 +20,15 @@ def leading() -> bool:
 
 
 def leave(code: int | None) -> NoReturn:
-    """Exit. One of several processes that fails does so at once: what it was telling the others cannot be ended."""
-    if code and "RANK" in os.environ:
+    """Exit. One of several processes does so at once.
+
+    If it fails, what it was telling the others cannot be ended; if not, the threads that talk to them may be caught by
+    the interpreter's end, and abort a process whose work is done.
+    """
+    if "RANK" in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(code or 0)
     sys.exit(code)
 
 
