@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "cifar10-resnet18"
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 METHODS = ["TRADES", "WAT", "CSL", "DAFA", "CFA", "FRL-RWRM"]
-MEASURED_LAST = ["TRADES", "CSL", "DAFA", "FRL-RWRM"]
+MEASURED_LAST = ["TRADES", "WAT", "CSL", "DAFA", "FRL-RWRM"]
 
 
 def by_class(run: Path, attack: str | None = None) -> np.ndarray:
