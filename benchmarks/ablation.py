@@ -27,11 +27,11 @@ import torch
 import classwise as cw
 from classwise.attacks import CosinePGD, aimed, square
 from classwise.data import load_data
-from classwise.engine import graphs, twin
+from classwise.engine import folding, graphs, twin
 from classwise.models.load import load_model
 from classwise.plans import make_plan
 from classwise.recipes import load_recipe
-from classwise.training import compiled
+from classwise.training import compiled, views
 from classwise.training.loop import make_engine
 
 Switch = Callable[[], Any]
@@ -51,6 +51,11 @@ def float32_body() -> Iterator[None]:
         yield
 
 
+def never(layer: Any) -> bool:
+    """No layer is of that kind."""
+    return False
+
+
 @dataclass(frozen=True)
 class Variant:
     """What is switched off, and how."""
@@ -66,7 +71,8 @@ EVALUATION = (
     Variant("no bfloat16", (float32_body,)),
     Variant("no folding", (changed(twin, "_WAYS", ("as it is",)),)),
     Variant("no fused kernels", (changed(twin, "_WAYS", ("folded", "as it is")),)),
-    Variant("first layer in float32, not in two halves", (changed(twin, "fits", lambda conv: False),)),
+    Variant("first layer in float32, not in two halves", (changed(twin, "fits", never),)),
+    Variant("shortcuts with their stride", (changed(folding, "thins", never),)),
     Variant("no channels last", (changed(torch, "channels_last", torch.contiguous_format),)),
     Variant("no CUDA graphs", (changed(graphs, "LARGEST", 0),)),
     Variant("no targets side by side", (changed(aimed, "ROOM", {False: 1, True: 1}),)),
@@ -120,6 +126,7 @@ TRAINING = (
     Variant("two passes instead of a pair", (changed(compiled.Stand, "both", None),)),
     Variant("no folding in the attack", (changed(twin, "_WAYS", ("as it is",)),)),
     Variant("no fused kernels in the attack", (changed(twin, "_WAYS", ("folded", "as it is")),)),
+    Variant("shortcuts with their stride", (changed(folding, "thins", never), changed(views, "thins", never))),
     Variant("logits by cuBLAS", (changed(twin, "FEW", 0),)),
     Variant("no fused losses and steps", (changed(compiled, "fusing", nullcontext),)),
     Variant("float32", engine="fp32"),

@@ -2,6 +2,7 @@
 
 from classwise.engine.graphs import recorded
 from classwise.engine.halves import fits, halves, widened
+from classwise.engine.thinning import ThinConv, thins
 from classwise.engine.twin import EngineName, Twin, searcher, twin_of
 
-__all__ = ["EngineName", "Twin", "fits", "halves", "recorded", "searcher", "twin_of", "widened"]
+__all__ = ["EngineName", "ThinConv", "Twin", "fits", "halves", "recorded", "searcher", "thins", "twin_of", "widened"]

@@ -17,6 +17,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from classwise.engine.thinning import ThinConv, thins
+
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 _RELUS = (F.relu, torch.relu, "relu", "relu_")
 
@@ -84,6 +86,14 @@ def fused(graph: fx.GraphModule) -> fx.GraphModule:
         with graph.graph.inserting_before(node):
             call = graph.graph.call_module(before.target, (before.args[0], residual))
         node.replace_all_uses_with(call)
+    return _cleaned(graph)
+
+
+def thinned(graph: fx.GraphModule) -> fx.GraphModule:
+    """Convolutions of single pixels with a stride as plain ones of the pixels they look at."""
+    for node in graph.graph.nodes:
+        if _is(graph, node, nn.Conv2d) and thins(conv := _module(graph, node)):
+            _replace(graph, node.target, ThinConv(conv))
     return _cleaned(graph)
 
 

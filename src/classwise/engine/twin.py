@@ -21,9 +21,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from classwise.engine.folding import ConvReLU, folded, folded_weights, fused, in_place
+from classwise.engine.folding import ConvReLU, folded, folded_weights, fused, in_place, thinned
 from classwise.engine.graphs import Graphs
 from classwise.engine.halves import fits, halves, widened
+from classwise.engine.thinning import ThinConv
 from classwise.forward import device_of, dtype_of, exact, frozen, logits_of
 
 EngineName = Literal["auto", "eager", "compiled"]
@@ -81,11 +82,12 @@ class Twin(nn.Module):
         body = body if way == "as it is" else folded(body)
         self._folds = getattr(body, "meta", {}).get("folds", {})
         if way == "in few kernels":
-            body = fused(body)  # type: ignore[arg-type]
+            body = thinned(fused(body))  # type: ignore[arg-type]
         elif way == "folded" and device.type == "cpu":
             body = in_place(body)  # type: ignore[arg-type]
         self._lent = getattr(body, "meta", {}).get("lent", {})
-        self._wrapped = {f"{name}.conv": name for name, part in body.named_modules() if isinstance(part, ConvReLU)}
+        wrappers = (ConvReLU, ThinConv)
+        self._wrapped = {f"{name}.conv": name for name, part in body.named_modules() if isinstance(part, wrappers)}
         if lowered:
             _lower(body)
         self._body = (body.to(memory_format=torch.channels_last),)  # type: ignore[call-overload]

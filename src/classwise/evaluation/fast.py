@@ -29,7 +29,7 @@ from classwise.reporting.effort import AuditInfo
 from classwise.types import MeasuredAttack, Whom
 from classwise.verdicts import Floats, Verdicts
 
-NEAREST = 0.05
+NEAREST = 0.025
 """The share of what is left, by margin, that counts as near misses."""
 NEAREST_OF_CLASS = 5
 """At least so many of each class, for the worst class may be a small one."""

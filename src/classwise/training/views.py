@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.engine import fits, halves, widened
+from classwise.engine import ThinConv, fits, halves, thins, widened
 from classwise.forward import logits_of
 from classwise.training.team import Team, sum_of_all
 
@@ -103,6 +103,8 @@ def lowered(model: nn.Module) -> nn.Module:
             view.set_submodule(name, InFloat32(layer))
         elif number == 0:
             view.set_submodule(name, HalvedConv(layer) if fits(layer) else InFloat32(layer))
+        elif thins(layer):
+            view.set_submodule(name, ThinConv(layer))
     return Lowered(view)
 
 
