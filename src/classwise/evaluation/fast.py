@@ -19,12 +19,14 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
+import torch
 from scipy.special import betaincinv
 
 from classwise.attacks import APGD
 from classwise.files import digest
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
+from classwise.noise import ExampleNoise
 from classwise.reporting.effort import AuditInfo
 from classwise.types import MeasuredAttack, Whom
 from classwise.verdicts import Floats, Verdicts
@@ -122,7 +124,8 @@ def sample(left: Bools, labels: Ints, margins: Floats, index: Ints, seed: int) -
     present = np.unique(labels[left])
     wanted = min(round(AUDITED * int(left.sum())), MOST_AUDITED)
     each = max(wanted // (2 * max(len(present), 1)), 1)
-    draws = np.array([int(digest("audit", str(seed), str(one))[:15], 16) for one in index], dtype=np.float64)
+    noise = ExampleNoise(int(digest("audit", str(seed))[:15], 16), torch.from_numpy(index))
+    draws = noise.uniform(torch.empty(len(index), 1)).squeeze(1).numpy()
     for label in present:
         near[_highest(left & (labels == label), margins, each)] = True
         at_random[_highest(left & ~near & (labels == label), draws, each)] = True
