@@ -2,8 +2,8 @@
 
 1. ``margin``: ten steps away from the label, on every example.
 2. ``targets``: twelve steps towards each of the three nearest classes, on what is left.
-3. ``near-misses``: a hundred steps towards each of five, the first twice as long and the last shorter, on the examples
-   that came nearest to being broken.
+3. ``near-misses``: the same again on the examples that came nearest to being broken, but twice a hundred steps, of
+   which the first are longer and the last shorter.
 4. ``audit-…``: all of AutoAttack on a sample of what is left: of every class some that came nearest and some at random.
 5. ``ensemble-…``: all of AutoAttack on all that is left, if the audit or the probes for sanity say that gradients do
    not show what this model does: see ``classwise.evaluation.fast``.
@@ -56,13 +56,11 @@ class Fast(BallAttack):
     def cascade(self, num_classes: int) -> dict[str, BallAttack]:
         """The attacks that run in any case."""
         ball: dict[str, Any] = {"eps": self.eps, "norm": self.norm}
-        others = num_classes - 1
+        three: dict[str, Any] = {"target": "all", "num_targets": min(3, num_classes - 1)}
         return {
             "margin": CosinePGD(steps=10, **ball),
-            "targets": CosinePGD(steps=12, target="all", num_targets=min(3, others), **ball),
-            NEAR: CosinePGD(
-                steps=100, first_step=2.0, last_step=0.005, target="all", num_targets=min(5, others), **ball
-            ),
+            "targets": CosinePGD(steps=12, **three, **ball),
+            NEAR: CosinePGD(steps=100, restarts=2, first_step=2.0, last_step=0.005, **three, **ball),
         }
 
     def whom(self, stage: str) -> Whom:
