@@ -6,7 +6,8 @@
 
 Variants of an evaluation run in turn, several rounds of them in one process, of which the first is their warm-up; shown
 are medians with the smallest and the largest. Beside the seconds stands what the variant left of the images, as a trick
-may cost strength. Training steps run on random images: only time is looked at.
+may cost strength. Training steps run on random images: only time is looked at. Each of their variants has a process of
+its own, because cuDNN remembers its choice of kernels as long as a process lives.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from multiprocessing import get_context
 from statistics import median
 from typing import Any
 from unittest import mock
@@ -127,6 +130,7 @@ TRAINING = (
     Variant("no folding in the attack", (changed(twin, "_WAYS", ("as it is",)),)),
     Variant("no fused kernels in the attack", (changed(twin, "_WAYS", ("folded", "as it is")),)),
     Variant("shortcuts with their stride", (changed(folding, "thins", never), changed(views, "thins", never))),
+    Variant("kernels by cuDNN's guess", (changed(compiled, "kernels_by_trial", nullcontext),)),
     Variant("logits by cuBLAS", (changed(twin, "FEW", 0),)),
     Variant("no fused losses and steps", (changed(compiled, "fusing", nullcontext),)),
     Variant("float32", engine="fp32"),
@@ -139,28 +143,35 @@ def training(batch_size: int, steps: int, model: str, only: list[str]) -> None:
     """Steps of TRADES with PGD-10 on images of CIFAR-10's size."""
     row("variant", "ms a step", "s for 50,000 images", "warm-up, s")
     for variant in chosen(TRAINING, only):
-        torch._dynamo.reset()
-        changes = {"fp32": {"precision": "fp32"}, "eager": {"engine": "eager"}}.get(variant.engine, {})
-        if variant.engine == "eager-bf16":
-            changes = {"engine": "eager", "precision": "bf16"}
-        settings = {"data": f"{__file__}:noise", "batch_size": batch_size, "validation_per_class": 10, "model": model}
-        plan = make_plan(load_recipe("cifar10/trades", {**settings, **changes}), torch.device("cuda"))
-        x = torch.rand(batch_size, 3, 32, 32, device="cuda")
-        y = torch.randint(10, (batch_size,), device="cuda")
-        controls = plan.policy.start(plan.task).to(x.device)
-        random = torch.Generator("cuda").manual_seed(0)
-        with ExitStack() as stack:
-            for switch in variant.switches:
-                stack.enter_context(switch())
-            engine = make_engine(plan, plan.model.to("cuda"))
-            for count in (2, steps):
-                torch.cuda.synchronize()
-                began = time.perf_counter()
-                for _ in range(count):
-                    engine.step(x, y, controls, random)
-                torch.cuda.synchronize()
-                each = (time.perf_counter() - began) / count
-        row(variant.name, f"{1e3 * each:.2f}", f"{each * -(-50_000 // batch_size):.2f}", f"{engine.warmup:.0f}")
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+            each, warmup = alone.submit(step_time, variant.name, batch_size, steps, model).result()
+        row(variant.name, f"{1e3 * each:.2f}", f"{each * -(-50_000 // batch_size):.2f}", f"{warmup:.0f}")
+
+
+def step_time(name: str, batch_size: int, steps: int, model: str) -> tuple[float, float]:
+    """Seconds that a step takes in one variant, and its warm-up."""
+    (variant,) = (variant for variant in TRAINING if variant.name == name)
+    changes = {"fp32": {"precision": "fp32"}, "eager": {"engine": "eager"}}.get(variant.engine, {})
+    if variant.engine == "eager-bf16":
+        changes = {"engine": "eager", "precision": "bf16"}
+    settings = {"data": f"{__file__}:noise", "batch_size": batch_size, "validation_per_class": 10, "model": model}
+    plan = make_plan(load_recipe("cifar10/trades", {**settings, **changes}), torch.device("cuda"))
+    x = torch.rand(batch_size, 3, 32, 32, device="cuda")
+    y = torch.randint(10, (batch_size,), device="cuda")
+    controls = plan.policy.start(plan.task).to(x.device)
+    random = torch.Generator("cuda").manual_seed(0)
+    with ExitStack() as stack:
+        for switch in variant.switches:
+            stack.enter_context(switch())
+        engine = make_engine(plan, plan.model.to("cuda"))
+        for count in (2, steps):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(count):
+                engine.step(x, y, controls, random)
+            torch.cuda.synchronize()
+            each = (time.perf_counter() - began) / count
+    return each, engine.warmup
 
 
 def chosen(variants: tuple[Variant, ...], only: list[str]) -> list[Variant]:

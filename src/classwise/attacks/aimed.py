@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import ClassVar, Literal, final
 
 import torch
@@ -21,8 +22,8 @@ from classwise.errors import InputError
 Target = Literal["most-likely", "least-likely", "random", "all"] | int
 """Which wrong class to aim at: by the model's own order on the clean image, at random, each in turn, or one class."""
 
-Attempt = tuple[Tensor | None, bool]
-"""Classes to aim at, and whether it is a further try at them."""
+Search = Callable[[Problem, Tensor | None], Tensor]
+"""One attempt: towards some classes (B,), or away from the labels."""
 ROOM = {False: 100, True: 1000}
 """Examples that keep the device busy, by whether it is a GPU. Side by side, what one breaks costs the others too."""
 
@@ -52,7 +53,7 @@ class AimedAttack(BallAttack):
 
     @final
     def perturb(self, problem: Problem) -> Tensor:
-        """Every target and every restart in turn, each on what the ones before left."""
+        """Every target in turn, and that again for every restart, each on what the ones before left."""
         result = problem.ball.centre.clone()
         rows = torch.arange(len(problem), device=result.device)
         if isinstance(self.target, int) and problem.targets is None:
@@ -61,19 +62,22 @@ class AimedAttack(BallAttack):
                 return result
             problem = problem.take(rows)
         places = rows
-        attempts = [(aim, restart > 0) for aim in self._aims(problem) for restart in range(self.restarts)]
+        searches: list[Search] = [self.search, *[self.retry] * (self.restarts - 1)]
+        aims = self._aims(problem)
+        attempts = [(search, aim) for search in searches for aim in aims]
         if len(attempts) == 1:
-            result[rows] = self.search(problem, attempts[0][0])
+            result[rows] = self.search(problem, aims[0])
             return result
         nearest = torch.full_like(problem.ball.radius.flatten(), -torch.inf)
         number = 0
         while number < len(attempts):
             # A small batch does not fill the device: several attempts go side by side.
             room = max(ROOM[result.device.type == "cuda"] // len(rows), 1)
-            again, group = next(_alike(attempts[number : number + room]))
-            aims = [aim[torch.searchsorted(places, rows)] for aim, _ in group if aim is not None]
+            search, alike = next(groupby(attempts[number : number + room], itemgetter(0)))
+            group = [aim for _, aim in alike]
+            aimed = [aim[torch.searchsorted(places, rows)] for aim in group if aim is not None]
             trial = problem.attempts(range(number, number + len(group)))
-            x = (self.retry if again else self.search)(trial, torch.cat(aims) if aims else None)
+            x = search(trial, torch.cat(aimed) if aimed else None)
             margins = margin(trial.y)(trial.logits(x)).nan_to_num(-torch.inf)
             for some, reached in zip(x.chunk(len(group)), margins.chunk(len(group)), strict=True):
                 # What is broken stays as it is; what no attempt breaks comes back as it was nearest to that.
@@ -91,9 +95,10 @@ class AimedAttack(BallAttack):
     def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
         """One attempt: towards the classes ``aim`` (B,), or away from the labels. It ends within the ball."""
 
-    def retry(self, problem: Problem, aim: Tensor | None) -> Tensor:
-        """A further attempt at the same; another search, unless the first has a start of its own."""
-        return self.search(problem, aim)
+    @property
+    def retry(self) -> Search:
+        """How a further attempt at the same goes: as the first, unless that has a start of its own."""
+        return self.search
 
     def _aims(self, problem: Problem) -> list[Tensor | None]:
         """The classes to aim at, one after the other."""
@@ -128,12 +133,6 @@ class AimedAttack(BallAttack):
         """(B, K - 1) the wrong classes, from the likeliest on the clean image, whose logits these are, to the least."""
         order = clean.scatter(1, problem.y[:, None], -torch.inf).argsort(dim=1, descending=True, stable=True)
         return order[:, :-1]
-
-
-def _alike(attempts: list[Attempt]) -> Iterator[tuple[bool, list[Attempt]]]:
-    """Attempts in a row that are all first ones, or all further ones."""
-    for again, group in groupby(attempts, lambda attempt: attempt[1]):
-        yield again, list(group)
 
 
 def _check_targets(targets: Tensor, y: Tensor, num_classes: int) -> None:

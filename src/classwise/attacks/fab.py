@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from classwise.attacks.aimed import AimedAttack
+from classwise.attacks.aimed import AimedAttack, Search
 from classwise.attacks.problem import Problem
 from classwise.errors import InputError
 from classwise.forward import frozen
@@ -84,7 +84,11 @@ class FAB(AimedAttack):
     def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
         return self._within_radius(problem, aim, problem.ball.centre)
 
-    def retry(self, problem: Problem, aim: Tensor | None) -> Tensor:
+    @property
+    def retry(self) -> Search:
+        return self._search_elsewhere
+
+    def _search_elsewhere(self, problem: Problem, aim: Tensor | None) -> Tensor:
         return self._within_radius(problem, aim, _random_start(problem, problem.ball.radius / 2))
 
     def closest(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,9 @@
 
 In the step the model is asked in two ways. In training mode it runs compiled by torch.compile, in bfloat16 with float32
 weights. In evaluation mode, where attacks search, its twin stands in, whose folded weights are taken from the model at
-the beginning of every step. What changes with time stays outside of the graph, where no value can be baked in: the
-learning rate, the clipping, the optimizer, the average. A batch of another size than the usual takes the eager step.
+the beginning of every step. In both cuDNN's kernels are chosen by trial. What changes with time stays outside of the
+graph, where no value can be baked in: the learning rate, the clipping, the optimizer, the average. A batch of another
+size than the usual takes the eager step.
 """
 
 # B batch, K classes
@@ -136,14 +137,15 @@ class _Step:
         self.model = engine.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if engine.average is not None and engine.average.model is not None:
             engine.average.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        twin = twin_of(self.model, x, lowered=engine.precision == "bf16")
-        if twin is None:
-            raise TypeError("the model has no faster twin")
-        self.twin, self.stand = twin, Stand(self.model, twin, engine.precision, x.device)
-        self.refresh = compiled(twin.refresh)
-        self.graph = torch.cuda.CUDAGraph()
-        with _rehearsal(self.model, generator), fusing():
-            self._capture(generator)
+        with kernels_by_trial():
+            twin = twin_of(self.model, x, lowered=engine.precision == "bf16")
+            if twin is None:
+                raise TypeError("the model has no faster twin")
+            self.twin, self.stand = twin, Stand(self.model, twin, engine.precision, x.device)
+            self.refresh = compiled(twin.refresh)
+            self.graph = torch.cuda.CUDAGraph()
+            with _rehearsal(self.model, generator), fusing():
+                self._capture(generator)
 
     def _capture(self, generator: Randomness) -> None:
         stream = torch.cuda.Stream(self.x.device)  # type: ignore[no-untyped-call]
@@ -185,6 +187,24 @@ class _Step:
             parameter.grad = gradient  # an eager step in between leaves its own
         self.graph.replay()
         return self.stats, self.loss
+
+
+@contextmanager
+def kernels_by_trial() -> Iterator[None]:
+    """Convolutions of new shapes try every kernel that cuDNN has for them, and stay with the fastest.
+
+    Otherwise cuDNN guesses; either way the choice is remembered for the shape as long as the process lives. Which is
+    the fastest may differ from run to run, and so the rounding: whoever asks for determinism is left with the guess.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    deterministic = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    try:
+        if not deterministic:
+            cudnn.benchmark, cudnn.benchmark_limit = True, 0  # no limit
+        yield
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit = before
 
 
 @contextmanager

@@ -70,6 +70,39 @@ def test_attempts_have_starts_of_their_own(model: nn.Module, batch: tuple[Tensor
     assert torch.equal(starts[0], alone.ball.start("uniform", alone.noise))
 
 
+@pytest.mark.parametrize(
+    ("attack", "sizes"),
+    [
+        (CosinePGD(eps=1e-6, steps=2, target="all", num_targets=3, restarts=2), [6]),
+        (PGD(eps=1e-6, steps=2, restarts=3), [3]),
+        (
+            FAB(eps=1e-6, steps=2, target="all", num_targets=3, restarts=3),
+            [3, 6],
+        ),  # from the image, then from elsewhere
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_attempts_of_one_kind_are_one_search_where_there_is_room(
+    attack: aimed.AimedAttack,
+    sizes: list[int],
+    model: nn.Module,
+    batch: tuple[Tensor, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aimed, "ROOM", {False: 10_000})
+    x, y = batch
+    seen = []
+    plain = Problem.attempts
+
+    def attempts(problem: Problem, numbers: range) -> Problem:
+        seen.append(len(numbers))
+        return plain(problem, numbers)
+
+    monkeypatch.setattr(Problem, "attempts", attempts)
+    attack(model, x, y, generator=ExampleNoise(0, torch.arange(len(x))))
+    assert seen == sizes
+
+
 def test_what_survives_comes_back_as_near_as_it_came(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     together = APGD(eps=EPS, steps=8, target="all")(model, x, y, generator=ExampleNoise(0, torch.arange(len(x))))

@@ -21,7 +21,7 @@ from classwise.plans import make_plan
 from classwise.policies import FAAL, Uniform
 from classwise.recipes import load_recipe
 from classwise.training import compiled
-from classwise.training.compiled import CompiledEngine, Stand
+from classwise.training.compiled import CompiledEngine, Stand, kernels_by_trial
 from classwise.training.engine import Engine
 from classwise.training.loop import Plan, make_engine
 from classwise.types import ClassControls, ClassStats, LossTerms, reduce
@@ -51,6 +51,24 @@ def test_without_a_gpu_training_is_eager_in_float32() -> None:
 def test_warming_up_is_told_apart(tmp_path: Path) -> None:
     run = cw.train("digits/standard", out=tmp_path / "run", epochs=1, device="cpu")
     assert run.outcome.history[0]["warmup"] == 0.0
+
+
+@pytest.mark.parametrize("asked", [None, "cudnn", "torch"])
+def test_kernels_are_tried_for_a_while_unless_results_must_repeat(
+    asked: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudnn = torch.backends.cudnn
+    if asked == "cudnn":
+        monkeypatch.setattr(cudnn, "deterministic", True)
+    torch.use_deterministic_algorithms(asked == "torch")
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    try:
+        with kernels_by_trial():
+            tried = cudnn.benchmark
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert tried == (asked is None)
+    assert (cudnn.benchmark, cudnn.benchmark_limit) == before
 
 
 @pytest.mark.parametrize("recipe", ["digits/trades", "digits/madry", "digits/standard"])
