@@ -130,12 +130,12 @@ class ConvReLU(nn.Module):
         conv, dtype = self.conv, self.conv.weight.dtype
         x = (x if self.enter is None else self.enter(x)).to(dtype)
         residual = None if residual is None else residual.to(dtype)
-        how: Any = (conv.stride, conv.padding, conv.dilation, conv.groups)
-        return cast(Tensor, conv_relu(x, conv.weight, conv.bias, residual, *how))
+        how = (conv.stride, conv.padding, conv.dilation, conv.groups)
+        call: Any = conv_relu if torch.compiler.is_compiling() else _Eager.apply
+        return cast(Tensor, call(x, conv.weight, conv.bias, residual, *how))
 
 
-@torch.library.custom_op("classwise::conv_relu", mutates_args=())
-def conv_relu(
+def _conv_relu(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -145,7 +145,7 @@ def conv_relu(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """One kernel on a GPU. An operator, so that a compiler takes it as it is and works on what lies around it."""
+    """One kernel on a GPU."""
     how: Any = (bias, stride, padding, dilation, groups)
     if not x.is_cuda:
         out = F.conv2d(x, weight, *how)
@@ -155,7 +155,6 @@ def conv_relu(
     return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, *how)
 
 
-@conv_relu.register_fake
 def _shape(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, *how: Any) -> Tensor:
     return torch.empty_like(F.conv2d(x, weight, bias, *how))
 
@@ -169,13 +168,28 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, out = ctx.saved_tensors
     *how, groups = ctx.how
-    passed = torch.ops.aten.threshold_backward(upstream, out, 0)
-    gradient, _, _ = torch.ops.aten.convolution_backward(
+    passed = torch.ops.aten.threshold_backward.default(upstream, out, 0)
+    gradient, _, _ = torch.ops.aten.convolution_backward.default(
         passed, x, weight, None, *how, False, [0, 0], groups, [True, False, False]
     )
     return gradient, None, None, passed if ctx.residual else None, None, None, None, None
 
 
+class _Eager(torch.autograd.Function):
+    """The kernel with its gradient. An operator made in Python is called four times as slowly, and the device waits."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        out = _conv_relu(*inputs)
+        _remember(ctx, inputs, out)
+        return out
+
+    backward = staticmethod(_backward)
+
+
+conv_relu = torch.library.custom_op("classwise::conv_relu", _conv_relu, mutates_args=())
+"""The same as an operator, which a compiler takes as it is, and works on what lies around it."""
+conv_relu.register_fake(_shape)
 conv_relu.register_autograd(_backward, setup_context=_remember)
 
 

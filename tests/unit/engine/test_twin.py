@@ -182,8 +182,25 @@ def test_the_fused_kernel_is_an_operator_with_the_right_gradient(residual: bool)
     added = torch.randn(2, 4, 4, 4, dtype=torch.float64).requires_grad_() if residual else None
     how: Any = ([2, 2], [1, 1], [1, 1], 1)
     torch.library.opcheck(conv_relu, (x, weight, bias, added, *how))
+    conv = nn.Conv2d(3, 4, 3, stride=2, padding=1).requires_grad_(False)
+    conv.weight.data, conv.bias.data = weight, bias  # type: ignore[union-attr]
     inputs = (x,) if added is None else (x, added)
-    assert torch.autograd.gradcheck(lambda x, added=None: conv_relu(x, weight, bias, added, *how), inputs)
+    for way in (ConvReLU(conv), lambda x, added=None: conv_relu(x, weight, bias, added, *how)):
+        assert torch.autograd.gradcheck(way, inputs)
+        assert torch.equal(way(*inputs), F.relu(conv(x) + (0 if added is None else added)))
+
+
+def test_a_compiler_sees_the_operator() -> None:
+    seen: list[str] = []
+
+    def look(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    layer, x = ConvReLU(nn.Conv2d(3, 4, 3).requires_grad_(False)), torch.rand(2, 3, 8, 8)
+    with torch.no_grad():
+        assert torch.allclose(torch.compile(layer, backend=look)(x), layer(x))
+    assert seen == ["classwise.conv_relu.default"]
 
 
 def test_sums_and_relus_go_into_the_convolutions() -> None:
