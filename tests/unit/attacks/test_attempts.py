@@ -75,10 +75,8 @@ def test_attempts_have_starts_of_their_own(model: nn.Module, batch: tuple[Tensor
     [
         (CosinePGD(eps=1e-6, steps=2, target="all", num_targets=3, restarts=2), [6]),
         (PGD(eps=1e-6, steps=2, restarts=3), [3]),
-        (
-            FAB(eps=1e-6, steps=2, target="all", num_targets=3, restarts=3),
-            [3, 6],
-        ),  # from the image, then from elsewhere
+        # from the image, then from elsewhere
+        (FAB(eps=1e-6, steps=2, target="all", num_targets=3, restarts=3), [3, 6]),
     ],
     ids=lambda value: type(value).__name__,
 )
