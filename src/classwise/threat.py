@@ -101,7 +101,7 @@ class Ball:
             x = self.centre + delta * (self.radius / length(delta).clamp_min(1e-12)).clamp_max(1)
         return x.clamp(self.low, self.high)
 
-    def step(self, x: Tensor, gradient: Tensor, size: float) -> Tensor:
+    def step(self, x: Tensor, gradient: Tensor, size: float | Tensor) -> Tensor:
         """One step of steepest ascent in this norm, projected back. A zero gradient moves nothing."""
         if self.norm == "Linf":
             return _sign_step(x, gradient, size, self.stretch, self.low, self.high)
@@ -135,7 +135,7 @@ class Ball:
 
 
 @fusible
-def _sign_step(x: Tensor, gradient: Tensor, size: float, stretch: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def _sign_step(x: Tensor, gradient: Tensor, size: float | Tensor, stretch: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.addcmul(x, size * stretch, gradient.sign()).clamp(low, high)
 
 

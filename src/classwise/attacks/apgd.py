@@ -28,6 +28,7 @@ Deviations
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -35,7 +36,7 @@ from torch import Tensor
 
 from classwise.attacks.aimed import AimedAttack
 from classwise.attacks.losses import Loss, make_loss
-from classwise.attacks.problem import Problem
+from classwise.attacks.problem import Problem, State, Step
 from classwise.errors import InputError
 from classwise.spec import Number
 from classwise.threat import Ball, unit
@@ -71,16 +72,14 @@ class APGD(AimedAttack):
     def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
         result = problem.ball.centre.clone()
         rows = torch.arange(len(problem), device=result.device)
-        loss = make_loss(self.loss, problem, aim)
-        x = random_start(problem)
-        walk = _Walk.begin(x, *self._ask(problem, x, loss), problem)
+        walk, climb = self._begin(problem, aim), self._climb(problem, aim)
         reviews = checkpoints(self.steps)
-        for step in range(1, self.steps + 1):
-            x = walk.propose(problem.ball, MOMENTUM if step > 1 else 1.0)
-            walk.move(x, *self._ask(problem, x, loss), problem.y)
-            if step in reviews:
-                walk.review(self.rho * reviews[step])
-            if step % LOOK:
+        stops = sorted({1, *reviews, *range(LOOK, self.steps, LOOK), self.steps})
+        for done, stop in pairwise([1, *stops]):
+            walk = _Walk(*problem.repeat(climb, walk.state, stop - done))
+            if stop in reviews:
+                walk.review(self.rho * reviews[stop])
+            if stop % LOOK:
                 continue
             broken = int(walk.broken.sum())
             if broken == len(rows):
@@ -90,9 +89,29 @@ class APGD(AimedAttack):
                 alive = ~walk.broken
                 rows, problem, walk = rows[alive], problem.take(alive), walk.take(alive)
                 aim = None if aim is None else aim[alive]
-                loss = make_loss(self.loss, problem, aim)
+                climb = self._climb(problem, aim)
         result[rows] = walk.best
         return result
+
+    def _begin(self, problem: Problem, aim: Tensor | None) -> _Walk:
+        """At a random point, and one step from there, which has no momentum."""
+        loss, x = make_loss(self.loss, problem, aim), random_start(problem)
+        walk = _Walk.begin(x, *self._ask(problem, x, loss), problem)
+        x = walk.propose(problem.ball, 1.0)
+        walk.move(x, *self._ask(problem, x, loss), problem.y)
+        return walk
+
+    def _climb(self, problem: Problem, aim: Tensor | None) -> Step:
+        """What a further step is."""
+        loss = make_loss(self.loss, problem, aim)
+
+        def climb(*state: Tensor) -> State:
+            walk = _Walk(*state)
+            x = walk.propose(problem.ball, MOMENTUM)
+            walk.move(x, *self._ask(problem, x, loss), problem.y)
+            return walk.state
+
+        return climb
 
     def _ask(self, problem: Problem, x: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient, the losses and the logits, each averaged over the passes."""
@@ -142,9 +161,14 @@ class _Walk:
             best_loss_before=loss,
         )
 
+    @property
+    def state(self) -> State:
+        """Its parts, in their order."""
+        return tuple(getattr(self, part.name) for part in fields(self))
+
     def take(self, rows: Tensor) -> _Walk:
         """The walks of some examples."""
-        return _Walk(*(getattr(self, part.name)[rows] for part in fields(self)))
+        return _Walk(*(part[rows] for part in self.state))
 
     def propose(self, ball: Ball, momentum: float) -> Tensor:
         """The next points (Eq. 1-2)."""

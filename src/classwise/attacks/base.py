@@ -154,6 +154,7 @@ class BallAttack(ABC):
                 rows=torch.arange(len(x), device=device),
                 targets=targets,
                 drawn=shares,
+                repeats=getattr(model, "repeat_steps", None),
                 slack=getattr(model, "slack", 0.0),
             )
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from classwise.attacks.aimed import AimedAttack
 from classwise.attacks.losses import make_loss, margin
-from classwise.attacks.problem import Problem
+from classwise.attacks.problem import Problem, State
 from classwise.errors import InputError
 from classwise.spec import Number
 
@@ -54,13 +54,18 @@ class CosinePGD(AimedAttack):
             )
 
     def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
-        x = problem.ball.start("uniform", problem.noise)
-        best, highest = x, torch.full_like(problem.ball.radius.flatten(), -torch.inf)
         loss = make_loss(self.loss, problem, aim)
-        for step in range(self.steps):
+        sizes = problem.ball.radius.new_tensor([self.step_size(step) for step in range(self.steps)])
+
+        def ascend(x: Tensor, best: Tensor, highest: Tensor, number: Tensor) -> State:
             gradient, _, logits = problem.gradient(x, loss)
             best, highest = _higher(x, margin(problem.y)(logits), best, highest)
-            x = problem.ball.step(x, gradient, self.step_size(step))
+            return problem.ball.step(x, gradient, sizes.index_select(0, number)), best, highest, number + 1
+
+        start = problem.ball.start("uniform", problem.noise)
+        highest = torch.full_like(problem.ball.radius.flatten(), -torch.inf)
+        number = torch.zeros(1, dtype=torch.int64, device=start.device)
+        x, best, highest, _ = problem.repeat(ascend, (start, start, highest, number), self.steps)
         best, _ = _higher(x, margin(problem.y)(problem.logits(x)), best, highest)
         return best
 

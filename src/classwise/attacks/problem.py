@@ -20,6 +20,11 @@ from classwise.types import Effort
 
 Forward = Callable[[Tensor], Tensor]
 """Images (B, C, H, W) to logits (B, K)."""
+State = tuple[Tensor, ...]
+Step = Callable[..., State]
+"""From a state to the next: by tensors alone, the same work every time, without a look at their values."""
+Repeat = Callable[[Step, State, int], State]
+"""A step so many times."""
 
 
 class Tally:
@@ -37,6 +42,11 @@ class Tally:
             self._rows = rows
         self._forwards += forwards
         self._backwards += backwards
+
+    @property
+    def recent(self) -> tuple[int, int]:
+        """Forwards and backwards since these examples are asked."""
+        return self._forwards, self._backwards
 
     @property
     def effort(self) -> Effort:
@@ -69,6 +79,8 @@ class Problem:
     """(B,) classes the caller wants the examples to be taken for."""
     drawn: bool = False
     """Whether these were drawn from shares: then they are classes, and nobody has to look at them."""
+    repeats: Repeat | None = None
+    """How the model goes through many steps without the host; None: one by one."""
     slack: float = 0.0
     """How far beyond the boundary a label counts as lost: as much as the model asked may differ from the one meant."""
 
@@ -118,6 +130,23 @@ class Problem:
         self.tally.add(self.rows, forwards=1, backwards=last + 1)
         parts = [torch.autograd.grad(values[:, j].sum(), x, retain_graph=j < last)[0] for j in range(last + 1)]
         return torch.stack(parts, 1), values.detach(), logits.detach()
+
+    def repeat(self, step: Step, state: State, times: int) -> State:
+        """The state after so many steps. They may run without this program, so what one of them takes is counted."""
+        if self.repeats is None or times < 2:
+            for _ in range(times):
+                state = step(*state)
+            return state
+        self.tally.add(self.rows, forwards=0)
+        before = self.tally.recent
+        state = step(*state)
+        each = [now - then for now, then in zip(self.tally.recent, before, strict=True)]
+        state = self.repeats(step, state, times - 1)
+        forwards, backwards = (
+            then + times * one - now for then, one, now in zip(before, each, self.tally.recent, strict=True)
+        )
+        self.tally.add(self.rows, forwards=forwards, backwards=backwards)
+        return state
 
     def survives(self, x: Tensor) -> Tensor:
         """(B,) bool: whether the model still gives each image its label."""

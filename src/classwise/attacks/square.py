@@ -35,7 +35,7 @@ from torch.nn.functional import pad
 
 from classwise.attacks.base import BallAttack
 from classwise.attacks.losses import Loss, log_odds, margin
-from classwise.attacks.problem import Problem
+from classwise.attacks.problem import Problem, State, Step
 from classwise.errors import InputError
 from classwise.spec import Number
 
@@ -47,6 +47,8 @@ ROOM = {False: 100, True: 800}
 """Images that keep the device busy, by whether it is a GPU."""
 AT_ONCE = 8
 """The most proposals of an example in one pass: one of them may be taken, and makes the others vain."""
+WORTH_LEAVING = 0.1
+"""The share of a batch that must be done before the rest goes on in a smaller one."""
 TINY = 1e-24
 """Keeps the direction of an empty window finite."""
 
@@ -110,26 +112,36 @@ class Square(BallAttack):
         )
         sides = torch.tensor([side for side, count in blocks for _ in range(count)], device=x.device)
         asked = torch.zeros_like(rows)
+        ask = self._ask(problem, draw, sides, at_once)
         while True:
             alive = (best < torch.inf) & (asked < len(sides))
-            result = result.index_copy(0, rows, x)
             if not bool(alive.any()):
-                return result
-            rows, problem, asked, draw = rows[alive], problem.take(alive), asked[alive], draw[alive]
-            x, best = x[alive], best[alive]
-            score = self._score(problem.y.repeat_interleave(at_once))
-            for _ in range(BLOCK // at_once):
-                query = asked[:, None] + torch.arange(at_once, device=x.device)
-                known = query.clamp_max(len(sides) - 1)
-                numbers = draw.gather(1, known[..., None].expand(-1, -1, draw.shape[2]))
-                candidates = windows(problem, x, numbers, sides[known])
-                scores = score(problem.logits(candidates.flatten(0, 1))).view_as(known)
-                better = (scores > best[:, None]) & (query < len(sides))
-                taken, first = better.any(1), better.long().argmax(1, keepdim=True)
-                chosen = candidates.take_along_dim(first[..., None, None, None], 1).squeeze(1)
-                x = torch.where(taken[:, None, None, None], chosen, x)
-                best = torch.where(taken, scores.gather(1, first).squeeze(1), best)
-                asked = asked + torch.where(taken, first.squeeze(1) + 1, at_once)
+                return result.index_copy(0, rows, x)
+            if len(rows) - int(alive.sum()) >= WORTH_LEAVING * len(rows):
+                result = result.index_copy(0, rows, x)
+                rows, problem, asked, draw = rows[alive], problem.take(alive), asked[alive], draw[alive]
+                x, best = x[alive], best[alive]
+                ask = self._ask(problem, draw, sides, at_once)
+            x, best, asked = problem.repeat(ask, (x, best, asked), BLOCK // at_once)
+
+    def _ask(self, problem: Problem, draw: Tensor, sides: Tensor, at_once: int) -> Step:
+        """The next few proposals of every example, of which the first that is better is taken."""
+        score = self._score(problem.y.repeat_interleave(at_once))
+
+        def ask(x: Tensor, best: Tensor, asked: Tensor) -> State:
+            query = asked[:, None] + torch.arange(at_once, device=x.device)
+            known = query.clamp_max(len(sides) - 1)
+            numbers = draw.gather(1, known[..., None].expand(-1, -1, draw.shape[2]))
+            candidates = windows(problem, x, numbers, sides[known])
+            scores = score(problem.logits(candidates.flatten(0, 1))).view_as(known)
+            better = (scores > best[:, None]) & (query < len(sides))
+            taken, first = better.any(1), better.long().argmax(1, keepdim=True)
+            chosen = candidates.take_along_dim(first[..., None, None, None], 1).squeeze(1)
+            x = torch.where(taken[:, None, None, None], chosen, x)
+            best = torch.where(taken, scores.gather(1, first).squeeze(1), best)
+            return x, best, asked + torch.where(taken, first.squeeze(1) + 1, at_once)
+
+        return ask
 
     def _score(self, y: Tensor) -> Loss:
         """What the search climbs. A broken example is at the top, where no proposal can replace it."""

@@ -1,17 +1,21 @@
-"""A function of a batch replayed as CUDA graphs, where launching its kernels takes longer than running them."""
+"""What is done to small batches replayed as CUDA graphs, where launching kernels takes longer than running them."""
 
 # B batch
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+State = tuple[Tensor, ...]
+Step = Callable[..., State]
 LARGEST = 768
 """Batches above it keep the device busy by themselves."""
 WORTH_IT = 10
@@ -35,30 +39,89 @@ def recorded(graph: torch.cuda.CUDAGraph, memory: Any = None) -> Iterator[None]:
 
 
 class Graphs:
-    """One function, captured for every shape that comes often. Results are copies and stay as they are."""
+    """One function, captured for every shape that comes often. Results are copies and stay as they are.
+
+    What cannot be captured, as it looks at its values, is called.
+    """
 
     def __init__(self) -> None:
+        self.failed = False
         self.calls: Counter[tuple[object, ...]] = Counter()
         self.captured: dict[tuple[object, ...], _Graph] = {}
-        self.memory: Any = None
-        """Shared by all shapes: no replay comes between a forward and its backward, and results are copied at once."""
         self.stamp = 0
+
+    @cached_property
+    def memory(self) -> Any:
+        """Shared by all shapes: no replay comes between a forward and its backward, and results are copied at once."""
+        return torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """The function of ``x``. It is not kept: in a circle with its owner, neither would be freed in time."""
+        if len(x) > LARGEST or self.failed or torch.cuda.is_current_stream_capturing():
+            return function(x)
         differentiable = torch.is_grad_enabled() and x.requires_grad
         key = (x.shape, x.dtype, differentiable)
         if key not in self.captured:
             self.calls[key] += 1
-            if len(x) > LARGEST or self.calls[key] <= WORTH_IT or torch.cuda.is_current_stream_capturing():
+            if self.calls[key] <= WORTH_IT:
                 return function(x)
             while len(self.captured) >= KEPT:
                 self.captured.pop(next(iter(self.captured)))
-            self.memory = self.memory or torch.cuda.graph_pool_handle()
-            self.captured[key] = _Graph(function, x.detach(), differentiable, self.memory)
+            try:
+                self.captured[key] = _Graph(function, x.detach(), differentiable, self.memory)
+            except Exception:  # whatever a stranger's code does not allow is done without
+                self.failed = True
+                return function(x)
         graph = self.captured[key]
         self.stamp += 1
         return _replay(x, graph, self) if differentiable else graph.replay(x)
+
+
+class Loops:
+    """A step of a search captured whole, and replayed: from tensors to tensors of the same shapes."""
+
+    def __init__(self) -> None:
+        self.seen = self.step = weakref.ref(_nothing)
+        """The last one that came, and the one that is captured. They are not kept, for the same reason."""
+        self.graph: torch.cuda.CUDAGraph
+        self.state: State = ()
+        self.failed = False
+
+    def __call__(self, step: Step, state: State, times: int, memory: Any) -> State:
+        """The state after so many steps. A step that is long repeated, or comes again, is captured."""
+        again, self.seen = self.seen() is step, weakref.ref(step)
+        if self.step() is not step and (again or times > WORTH_IT) and not self.failed:
+            self._capture(step, state, memory)
+        if self.step() is not step:
+            for _ in range(times):
+                state = step(*state)
+            return state
+        for mine, given in zip(self.state, state, strict=True):
+            mine.copy_(given)
+        for _ in range(times):
+            self.graph.replay()
+        return tuple(mine.clone() for mine in self.state)
+
+    def _capture(self, step: Step, state: State, memory: Any) -> None:
+        self.step, self.graph = weakref.ref(_nothing), torch.cuda.CUDAGraph()
+        self.state = tuple(part.clone() for part in state)
+        places = {part.untyped_storage().data_ptr() for part in self.state}
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                step(*self.state)
+            torch.cuda.current_stream().wait_stream(stream)
+            with recorded(self.graph, memory):
+                # What a step hands on as it is must be safe before its place is overwritten.
+                after = step(*self.state)
+                safe = [part.clone() if part.untyped_storage().data_ptr() in places else part for part in after]
+                for mine, new in zip(self.state, safe, strict=True):
+                    mine.copy_(new)
+        except Exception:  # as above
+            self.failed = True
+        else:
+            self.step = weakref.ref(step)
 
 
 class _Graph:
@@ -104,6 +167,10 @@ class _Replay(torch.autograd.Function):
         ctx.graph.upstream.copy_(upstream[0])
         ctx.graph.backward.replay()
         return ctx.graph.gradient.clone(), None, None
+
+
+def _nothing() -> State:
+    return ()
 
 
 def _replay(x: Tensor, graph: _Graph, graphs: Graphs) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from classwise.engine.folding import ConvReLU, folded, folded_weights, fused, in_place, thinned
-from classwise.engine.graphs import Graphs
+from classwise.engine.graphs import LARGEST, Graphs, Loops, State, Step
 from classwise.engine.halves import fits, halves, widened
 from classwise.engine.thinning import ThinConv
 from classwise.forward import device_of, dtype_of, exact, frozen, logits_of
@@ -92,7 +92,7 @@ class Twin(nn.Module):
             _lower(body)
         self._body = (body.to(memory_format=torch.channels_last),)  # type: ignore[call-overload]
         self.lowered, self.how = lowered, f"{way}, bfloat16" if lowered else way
-        self._graphs = Graphs()
+        self._graphs, self._loops = Graphs(), Loops()
 
     def forward(self, x: Tensor) -> Tensor:
         return self._graphs(self.compute, x) if x.is_cuda else self.compute(x)
@@ -102,6 +102,14 @@ class Twin(nn.Module):
         x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.lowered):
             return logits_of(self._body[0](x)).float()
+
+    def repeat_steps(self, step: Step, state: State, times: int) -> State:
+        """The state after so many steps of a search, which go through this model; as graphs where batches are small."""
+        if self.place.is_cuda and len(state[0]) <= LARGEST:
+            return self._loops(step, state, times, self._graphs.memory)
+        for _ in range(times):
+            state = step(*state)
+        return state
 
     @torch.no_grad()
     def refresh(self, model: nn.Module) -> None:
@@ -184,10 +192,10 @@ def _lower(body: nn.Module) -> None:
         rest[0].forward = _in_float32(rest[0].forward)  # type: ignore[method-assign, assignment]
 
 
-Step = Callable[[Tensor], Tensor]
+Layer = Callable[[Tensor], Tensor]
 
 
-def _summed(layer: nn.Linear) -> Step:
+def _summed(layer: nn.Linear) -> Layer:
     def call(x: Tensor) -> Tensor:
         out = (x.unsqueeze(-2) * layer.weight).sum(-1)
         return out if layer.bias is None else out + layer.bias
@@ -195,11 +203,11 @@ def _summed(layer: nn.Linear) -> Step:
     return call
 
 
-def _after_halves(forward: Step) -> Step:
+def _after_halves(forward: Layer) -> Layer:
     return lambda x: forward(halves(x))
 
 
-def _in_float32(forward: Step) -> Step:
+def _in_float32(forward: Layer) -> Layer:
     def call(x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             return forward(x.float())

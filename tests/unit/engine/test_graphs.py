@@ -1,14 +1,23 @@
-"""CUDA graphs of a function, on a GPU: the same numbers, copies that stay, and gradients of the last call alone."""
+"""CUDA graphs, on a GPU: the same numbers, copies that stay, gradients of the last call alone, and whole steps."""
 
 # B batch
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
 
-from classwise.engine.graphs import LARGEST, WORTH_IT, Graphs
+from classwise.attacks import APGD, CosinePGD, Square
+from classwise.attacks.base import BallAttack
+from classwise.engine import graphs as module
+from classwise.engine import twin_of
+from classwise.engine.graphs import LARGEST, WORTH_IT, Graphs, Loops
+from classwise.models import digits_cnn
+from classwise.noise import ExampleNoise
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: there are no graphs elsewhere")
 
@@ -57,3 +66,87 @@ def test_large_batches_are_left_alone() -> None:
     for _ in range(WORTH_IT + 3):
         graphs(function, x)
     assert not graphs.captured
+
+
+def test_what_looks_at_its_values_is_called() -> None:
+    graphs = Graphs()
+    x = torch.rand(4, 2, device="cuda")
+    for _ in range(WORTH_IT + 3):
+        assert torch.equal(graphs(lambda x: x * (2 if float(x.sum()) > 0 else 3), x), 2 * x)
+    assert graphs.failed
+    assert torch.equal(torch.ones(3, device="cuda") * 2, torch.full((3,), 2.0, device="cuda"))
+
+
+def fibonacci(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    return one + other, one  # the first is handed on as it is
+
+
+def numbers(one: int, other: int) -> tuple[Tensor, Tensor]:
+    return torch.tensor([one], device="cuda"), torch.tensor([other], device="cuda")
+
+
+def test_steps_are_replayed() -> None:
+    loops = Loops()
+    memory = torch.cuda.graph_pool_handle()
+    found = loops(fibonacci, numbers(1, 0), 50, memory)
+    assert loops.step() is fibonacci
+    again = loops(fibonacci, numbers(2, 1), 10, memory)
+    assert [int(part) for part in found] == [20365011074, 12586269025]
+    assert [int(part) for part in again] == [233, 144]
+
+
+def test_a_step_that_comes_again_is_captured_and_another_takes_its_place() -> None:
+    loops, memory = Loops(), torch.cuda.graph_pool_handle()
+    state = numbers(1, 0)
+    for _ in range(2):
+        state = loops(fibonacci, state, 3, memory)
+    assert loops.step() is fibonacci
+
+    def double(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        return 2 * one, other
+
+    assert [int(part) for part in loops(double, state, WORTH_IT + 1, memory)] == [13 * 2 ** (WORTH_IT + 1), 8]
+    assert loops.step() is double
+    gone = weakref.ref(double)
+    del double
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_step_that_looks_at_its_values_is_taken_one_by_one() -> None:
+    def collatz(one: Tensor) -> tuple[Tensor]:
+        return (one // 2 if int(one) % 2 == 0 else 3 * one + 1,)
+
+    loops = Loops()
+    (end,) = loops(collatz, (torch.tensor([27], device="cuda"),), 111, torch.cuda.graph_pool_handle())
+    assert int(end) == 1
+    assert loops.failed
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        CosinePGD(steps=20, target="all", num_targets=3, eps=0.1),
+        APGD(steps=60, loss="dlr", target="all", num_targets=3, eps=0.1),
+        APGD(steps=30, eps=0.1),
+        Square(queries=400, eps=0.1),
+    ],
+    ids=lambda attack: f"{type(attack).__name__}-{attack.eps}",
+)
+def test_attacks_find_the_same_by_replays(attack: BallAttack, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = digits_cnn(num_classes=10).eval().cuda()
+    x = torch.rand(40, 1, 8, 8, device="cuda")
+    y = model(x).argmax(1)
+    found = []
+    for largest in (LARGEST, 0):
+        monkeypatch.setattr(module, "LARGEST", largest)
+        monkeypatch.setattr("classwise.engine.twin.LARGEST", largest)
+        twin = twin_of(model, x, lowered=False)
+        assert twin is not None
+        found.append(attack.run(twin, x, y, generator=ExampleNoise(0, torch.arange(len(x)))))
+        assert bool(twin._loops.state) == (largest > 0)
+    (mine, effort), (theirs, same) = found
+    assert (mine - theirs).abs().amax() < 1e-4
+    assert torch.equal(effort.forwards, same.forwards)
+    assert torch.equal(effort.backwards, same.backwards)

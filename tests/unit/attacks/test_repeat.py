@@ -1,0 +1,55 @@
+"""Steps of a search by the dozen: whoever takes them, the passes of each are counted."""
+
+# B batch
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from classwise.attacks import PGD
+from classwise.attacks.losses import margin
+from classwise.attacks.problem import Problem, State, Step, Tally
+
+
+@pytest.fixture
+def problem() -> Problem:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).eval()
+    return PGD(eps=0.1).pose(model, torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 2, 0])).take(torch.tensor([1, 3]))
+
+
+def climb(problem: Problem) -> Step:
+    def step(x: Tensor) -> State:
+        gradient, _, _ = problem.gradient(x, margin(problem.y))
+        problem.logits(x)
+        return (problem.ball.step(x, gradient, 0.01),)
+
+    return step
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 7])
+@pytest.mark.parametrize("twice", [False, True])
+def test_passes_that_nobody_sees_are_counted(problem: Problem, times: int, twice: bool) -> None:
+    """Who repeats steps runs most of them without this program, or some of them once more to prepare itself."""
+
+    def unseen(step: Step, state: State, times: int) -> State:
+        if twice:
+            step(*state)
+        aside = replace(problem, tally=Tally(4, "cpu"))
+        for _ in range(times):
+            state = climb(aside)(*state)
+        return state
+
+    start = (problem.ball.centre,)
+    (plain,) = problem.repeat(climb(problem), start, times)
+    expected = problem.tally.effort
+    assert expected.forwards.tolist() == [0, 2 * times, 0, 2 * times]
+    other = replace(problem, repeats=unseen, tally=Tally(4, "cpu"))
+    (found,) = other.repeat(climb(other), start, times)
+    assert torch.equal(found, plain)
+    assert torch.equal(other.tally.effort.forwards, expected.forwards)
+    assert torch.equal(other.tally.effort.backwards, expected.backwards)
