@@ -36,7 +36,7 @@ from torch import Tensor
 
 from classwise.attacks.aimed import AimedAttack
 from classwise.attacks.losses import Loss, make_loss
-from classwise.attacks.problem import Problem, State, Step
+from classwise.attacks.problem import WORTH_LEAVING, Problem, State, Step
 from classwise.errors import InputError
 from classwise.spec import Number
 from classwise.threat import Ball, unit
@@ -45,8 +45,6 @@ MOMENTUM = 0.75
 """α, the share of the gradient step; the rest goes to repeating the last one."""
 LOOK = 5
 """Steps between two looks at how many examples are broken: the host waits for the device only then."""
-WORTH_LEAVING = 0.1
-"""The share of a batch that must be broken before the rest goes on in a smaller one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from classwise.noise import Noise
@@ -25,6 +28,10 @@ Step = Callable[..., State]
 """From a state to the next: by tensors alone, the same work every time, without a look at their values."""
 Repeat = Callable[[Step, State, int], State]
 """A step so many times."""
+Passes = NDArray[np.int64]
+"""(2,) forwards and backwards."""
+WORTH_LEAVING = 0.1
+"""The share of a batch that must be done before the rest goes on in a smaller one."""
 
 
 class Tally:
@@ -33,20 +40,24 @@ class Tally:
     def __init__(self, size: int, device: torch.device | str) -> None:
         self._settled = Effort.none(size, device)
         self._rows: Tensor | None = None
-        self._forwards = self._backwards = 0
+        self._passes = np.zeros(2, dtype=np.int64)
+        self.steps: WeakKeyDictionary[Step, Passes] = WeakKeyDictionary()
+        """What one step of a search takes."""
 
     def add(self, rows: Tensor, *, forwards: int, backwards: int = 0) -> None:
         """Some examples, by their places, were asked so often."""
+        self._passes = self.recent(rows) + np.array([forwards, backwards])
+
+    def recent(self, rows: Tensor) -> Passes:
+        """What it was since these examples are asked."""
         if rows is not self._rows:
             self._settle()
             self._rows = rows
-        self._forwards += forwards
-        self._backwards += backwards
+        return self._passes
 
-    @property
-    def recent(self) -> tuple[int, int]:
-        """Forwards and backwards since these examples are asked."""
-        return self._forwards, self._backwards
+    def put(self, passes: Passes) -> None:
+        """Make it so many."""
+        self._passes = passes
 
     @property
     def effort(self) -> Effort:
@@ -56,9 +67,9 @@ class Tally:
 
     def _settle(self) -> None:
         if self._rows is not None:
-            self._settled.forwards.index_add_(0, self._rows, torch.full_like(self._rows, self._forwards))
-            self._settled.backwards.index_add_(0, self._rows, torch.full_like(self._rows, self._backwards))
-        self._rows, self._forwards, self._backwards = None, 0, 0
+            for part, count in zip((self._settled.forwards, self._settled.backwards), self._passes, strict=True):
+                part.index_add_(0, self._rows, torch.full_like(self._rows, int(count)))
+        self._rows, self._passes = None, np.zeros(2, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,20 +143,17 @@ class Problem:
         return torch.stack(parts, 1), values.detach(), logits.detach()
 
     def repeat(self, step: Step, state: State, times: int) -> State:
-        """The state after so many steps. They may run without this program, so what one of them takes is counted."""
-        if self.repeats is None or times < 2:
+        """The state after so many steps. They may run without this program, which so counts what the first takes."""
+        if self.repeats is None or not times:
             for _ in range(times):
                 state = step(*state)
             return state
-        self.tally.add(self.rows, forwards=0)
-        before = self.tally.recent
-        state = step(*state)
-        each = [now - then for now, then in zip(self.tally.recent, before, strict=True)]
-        state = self.repeats(step, state, times - 1)
-        forwards, backwards = (
-            then + times * one - now for then, one, now in zip(before, each, self.tally.recent, strict=True)
-        )
-        self.tally.add(self.rows, forwards=forwards, backwards=backwards)
+        before, tally, further = self.tally.recent(self.rows), self.tally, times
+        if step not in tally.steps:
+            state, further = step(*state), times - 1
+            tally.steps[step] = tally.recent(self.rows) - before
+        state = self.repeats(step, state, further)
+        tally.put(before + times * tally.steps[step])
         return state
 
     def survives(self, x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from torch.nn.functional import pad
 
 from classwise.attacks.base import BallAttack
 from classwise.attacks.losses import Loss, log_odds, margin
-from classwise.attacks.problem import Problem, State, Step
+from classwise.attacks.problem import WORTH_LEAVING, Problem, State, Step
 from classwise.errors import InputError
 from classwise.spec import Number
 
@@ -47,8 +47,6 @@ ROOM = {False: 100, True: 800}
 """Images that keep the device busy, by whether it is a GPU."""
 AT_ONCE = 8
 """The most proposals of an example in one pass: one of them may be taken, and makes the others vain."""
-WORTH_LEAVING = 0.1
-"""The share of a batch that must be done before the rest goes on in a smaller one."""
 TINY = 1e-24
 """Keeps the direction of an empty window finite."""
 
@@ -60,7 +58,7 @@ class Square(BallAttack):
     black_box: ClassVar[bool] = True
 
     queries: int = 5000
-    """At most so many per example; a broken example asks no more, up to the end of its block of queries."""
+    """At most so many per example. What is broken leaves after a block of queries; a small batch with some others."""
     p_init: Number = 0.8
     """Share of the image that the first windows cover."""
     loss: Literal["ce", "margin"] = "margin"
@@ -112,17 +110,20 @@ class Square(BallAttack):
         )
         sides = torch.tensor([side for side, count in blocks for _ in range(count)], device=x.device)
         asked = torch.zeros_like(rows)
-        ask = self._ask(problem, draw, sides, at_once)
+        ask, rounds = self._ask(problem, draw, sides, at_once), BLOCK // at_once
         while True:
             alive = (best < torch.inf) & (asked < len(sides))
-            if not bool(alive.any()):
+            left = int(alive.sum())
+            if not left:
                 return result.index_copy(0, rows, x)
-            if len(rows) - int(alive.sum()) >= WORTH_LEAVING * len(rows):
+            if len(rows) - left >= WORTH_LEAVING * len(rows):
                 result = result.index_copy(0, rows, x)
                 rows, problem, asked, draw = rows[alive], problem.take(alive), asked[alive], draw[alive]
-                x, best = x[alive], best[alive]
+                x, best, alive = x[alive], best[alive], alive[alive]
                 ask = self._ask(problem, draw, sides, at_once)
-            x, best, asked = problem.repeat(ask, (x, best, asked), BLOCK // at_once)
+            missing = len(sides) - int(asked[alive].amin())
+            x, best, asked = problem.repeat(ask, (x, best, asked), min(rounds, -(-missing // at_once)))
+            rounds = min(2 * rounds, BLOCK)
 
     def _ask(self, problem: Problem, draw: Tensor, sides: Tensor, at_once: int) -> Step:
         """The next few proposals of every example, of which the first that is better is taken."""
