@@ -25,15 +25,28 @@ KEPT = 16
 
 
 @contextmanager
-def recorded(graph: torch.cuda.CUDAGraph, memory: Any = None) -> Iterator[None]:
+def recorded(
+    graph: torch.cuda.CUDAGraph, memory: Any = None, generator: torch.Generator | None = None
+) -> Iterator[None]:
     """Record what is launched in here, with a workspace for cuBLAS in the graph's own memory.
 
-    Otherwise all graphs share one, and two that run at once spoil each other's products.
+    Otherwise all graphs share one, and two that run at once spoil each other's products. ``generator``: what is drawn
+    from in here, beside the default one.
     """
+    default = torch.cuda.default_generators[torch.cuda.current_device()]
+    generators = [default] if generator is None else [default, generator]
+    states = [one.get_state() for one in generators]
+    if generator is not None:
+        graph.register_generator_state(generator)
     torch._C._cuda_clearCublasWorkspaces()
     try:
         with torch.cuda.graph(graph, pool=memory):
             yield
+    except Exception:
+        for one, state in zip(generators, states, strict=True):  # they would go on recording for ever
+            one.graphsafe_set_state(torch.Generator(one.device).graphsafe_get_state())
+            one.set_state(state)
+        raise
     finally:
         torch._C._cuda_clearCublasWorkspaces()
 

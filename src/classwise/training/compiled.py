@@ -156,9 +156,8 @@ class _Step:
                 self._work(generator)
         torch.cuda.current_stream().wait_stream(stream)
         self.engine.optimizer.zero_grad(set_to_none=True)
-        if isinstance(generator, torch.Generator):
-            self.graph.register_generator_state(generator)
-        with recorded(self.graph):
+        drawn_from = generator if isinstance(generator, torch.Generator) else None
+        with recorded(self.graph, generator=drawn_from):
             self.stats, self.loss = self._work(generator)
         self.gradients = [(parameter, parameter.grad) for parameter in self.model.parameters()]
 
@@ -216,10 +215,6 @@ def _rehearsal(model: nn.Module, generator: Randomness) -> Iterator[None]:
     states = [one.get_state() for one in generators]
     try:
         yield
-    except Exception:
-        for one in generators:  # a capture that broke off leaves them recording for ever
-            one.graphsafe_set_state(torch.Generator(one.device).graphsafe_get_state())
-        raise
     finally:
         model.load_state_dict(before)
         for one, state in zip(generators, states, strict=True):

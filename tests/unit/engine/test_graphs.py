@@ -74,7 +74,7 @@ def test_what_looks_at_its_values_is_called() -> None:
     for _ in range(WORTH_IT + 3):
         assert torch.equal(graphs(lambda x: x * (2 if float(x.sum()) > 0 else 3), x), 2 * x)
     assert graphs.failed
-    assert torch.equal(torch.ones(3, device="cuda") * 2, torch.full((3,), 2.0, device="cuda"))
+    assert len(set(torch.rand(8, device="cuda").tolist())) == 8  # the device is well, and so is its generator
 
 
 def fibonacci(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
