@@ -45,8 +45,12 @@ BLOCK = 64
 """The most queries between two looks at which examples are broken: looking makes a GPU wait."""
 ROOM = {False: 100, True: 800}
 """Images that keep the device busy, by whether it is a GPU."""
+FEW = {False: 16, True: 160}
+"""Images of which one more costs next to nothing."""
 AT_ONCE = 8
 """The most proposals of an example in one pass: one of them may be taken, and makes the others vain."""
+IN_VAIN = 0.4
+"""How many of those in one pass may be expected to be taken."""
 TINY = 1e-24
 """Keeps the direction of an empty window finite."""
 
@@ -78,9 +82,8 @@ class Square(BallAttack):
         x, score = begin(problem), self._score(problem.y)
         best = score(problem.logits(x.view(-1, *shape)))
         best = torch.where(best.isnan(), -torch.inf, best)
-        at_once = min(ROOM[x.is_cuda] // len(x), AT_ONCE)
-        if at_once > 1 and problem.ball.norm == "Linf":
-            return self._ahead(problem, x.view(-1, *shape), best, at_once)
+        if ROOM[x.is_cuda] // len(x) > 1 and problem.ball.norm == "Linf":
+            return self._ahead(problem, x.view(-1, *shape), best)
         for side, count in self._blocks(shape, problem.ball.norm):
             alive = (best < torch.inf).nonzero().squeeze(1)
             if len(alive) < len(rows):
@@ -97,11 +100,12 @@ class Square(BallAttack):
                 best = torch.where(better, scores, best)
         return result.index_copy(0, rows, x).view(-1, *shape)
 
-    def _ahead(self, problem: Problem, x: Tensor, best: Tensor, at_once: int) -> Tensor:
+    def _ahead(self, problem: Problem, x: Tensor, best: Tensor) -> Tensor:
         """The same search on a batch that does not fill the device: several proposals of an example at a time.
 
-        Proposals are mostly refused. So the next few are asked together, as if none were taken; the first that is
-        better counts, and those after it are asked again, from the image as it then is. The result is the same.
+        Proposals are mostly refused, the more so the later. So the next few are asked together, as if none were taken;
+        the first that is better counts, and those after it are asked again, from the image as it then is. The result
+        is the same.
         """
         result, rows = problem.ball.centre.clone(), torch.arange(len(x), device=x.device)
         blocks = list(self._blocks(x.shape[1:], "Linf"))
@@ -109,8 +113,8 @@ class Square(BallAttack):
             [draws(problem, count, 2 + x.shape[1]) for _, count in blocks] or [x.new_empty(len(x), 0, 5)], 1
         )
         sides = torch.tensor([side for side, count in blocks for _ in range(count)], device=x.device)
-        asked = torch.zeros_like(rows)
-        ask, rounds = self._ask(problem, draw, sides, at_once), BLOCK // at_once
+        asked, taken = torch.zeros_like(rows), torch.zeros_like(rows)
+        at_once, ask, rate = 0, None, 1.0
         while True:
             alive = (best < torch.inf) & (asked < len(sides))
             left = int(alive.sum())
@@ -118,18 +122,22 @@ class Square(BallAttack):
                 return result.index_copy(0, rows, x)
             if len(rows) - left >= WORTH_LEAVING * len(rows):
                 result = result.index_copy(0, rows, x)
-                rows, problem, asked, draw = rows[alive], problem.take(alive), asked[alive], draw[alive]
-                x, best, alive = x[alive], best[alive], alive[alive]
-                ask = self._ask(problem, draw, sides, at_once)
+                rows, problem, draw, ask = rows[alive], problem.take(alive), draw[alive], None
+                x, best, asked, taken, alive = (part[alive] for part in (x, best, asked, taken, alive))
+            wanted = side_by_side(len(rows), rate, x.is_cuda)
+            if ask is None or wanted != at_once:
+                at_once, ask = wanted, self._ask(problem, draw, sides, wanted)
             missing = len(sides) - int(asked[alive].amin())
-            x, best, asked = problem.repeat(ask, (x, best, asked), min(rounds, -(-missing // at_once)))
-            rounds = min(2 * rounds, BLOCK)
+            before = int(asked.sum()), int(taken.sum())
+            state = problem.repeat(ask, (x, best, asked, taken), min(BLOCK // at_once, -(-missing // at_once)))
+            x, best, asked, taken = state
+            rate = (int(taken.sum()) - before[1]) / max(int(asked.sum()) - before[0], 1)
 
     def _ask(self, problem: Problem, draw: Tensor, sides: Tensor, at_once: int) -> Step:
         """The next few proposals of every example, of which the first that is better is taken."""
         score = self._score(problem.y.repeat_interleave(at_once))
 
-        def ask(x: Tensor, best: Tensor, asked: Tensor) -> State:
+        def ask(x: Tensor, best: Tensor, asked: Tensor, accepted: Tensor) -> State:
             query = asked[:, None] + torch.arange(at_once, device=x.device)
             known = query.clamp_max(len(sides) - 1)
             numbers = draw.gather(1, known[..., None].expand(-1, -1, draw.shape[2]))
@@ -140,7 +148,7 @@ class Square(BallAttack):
             chosen = candidates.take_along_dim(first[..., None, None, None], 1).squeeze(1)
             x = torch.where(taken[:, None, None, None], chosen, x)
             best = torch.where(taken, scores.gather(1, first).squeeze(1), best)
-            return x, best, asked + torch.where(taken, first.squeeze(1) + 1, at_once)
+            return x, best, asked + torch.where(taken, first.squeeze(1) + 1, at_once), accepted + taken
 
         return ask
 
@@ -167,6 +175,17 @@ class Square(BallAttack):
         for size, group in groupby(range(total), side):
             count = len(list(group))
             yield from ((size, min(BLOCK, count - done)) for done in range(0, count, BLOCK))
+
+
+def side_by_side(examples: int, rate: float, gpu: bool) -> int:
+    """How many proposals of each example to ask together, a power of two, if such a share of them is taken.
+
+    >>> [side_by_side(10, rate, gpu=False) for rate in (0.5, 0.2, 0.05, 0.0)]
+    [1, 2, 8, 8]
+    """
+    most = min(ROOM[gpu] // examples, AT_ONCE)
+    wanted = max(IN_VAIN / max(rate, IN_VAIN / AT_ONCE), FEW[gpu] // examples)
+    return 1 << max(int(min(wanted, most)), 1).bit_length() - 1
 
 
 def stripes(problem: Problem) -> Tensor:

@@ -340,8 +340,9 @@ def test_running_ahead_changes_nothing(queries: int, loss: str, monkeypatch: pyt
     y = model(x).argmax(1)
     attack = Square(eps=0.08, queries=queries, loss=loss)
     results = []
-    for at_once in (0, 2, 3, 8):
+    for at_once, least in ((0, 0), (2, 2), (4, 1), (4, 4), (8, 8)):
         monkeypatch.setattr(square, "ROOM", {False: at_once * len(x)})
+        monkeypatch.setattr(square, "FEW", {False: least * len(x)})
         found, effort = attack.run(model, x, y, generator=ExampleNoise(0, torch.arange(len(x))))
         results.append(found)
         assert (effort.forwards >= 1).all()
