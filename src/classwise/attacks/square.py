@@ -45,7 +45,7 @@ BLOCK = 64
 """The most queries between two looks at which examples are broken: looking makes a GPU wait."""
 ROOM = {False: 100, True: 800}
 """Images that keep the device busy, by whether it is a GPU."""
-FEW = {False: 16, True: 160}
+FEW = {False: 4, True: 160}
 """Images of which one more costs next to nothing."""
 AT_ONCE = 8
 """The most proposals of an example in one pass: one of them may be taken, and makes the others vain."""
