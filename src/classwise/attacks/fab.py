@@ -50,8 +50,8 @@ CANDIDATES = 9
 """The most boundaries that are projected onto in one step."""
 PAUSE = 10
 """Steps between two looks at which examples are done: each look makes the host wait for the device."""
-PASSES = 8
-"""Of Newton's method on a GPU, which is not asked whether it is done. It takes two or three."""
+PASSES = 6
+"""Of Newton's method on a GPU, which is not asked whether it is done. It takes two to five."""
 FINER = 10
 """How much smaller alpha_max, eta - 1 and 1 - beta are in the final search."""
 
