@@ -19,7 +19,7 @@ from torch import Tensor
 
 from classwise.attacks.aimed import AimedAttack
 from classwise.attacks.losses import Loss, LossName, make_loss
-from classwise.attacks.problem import Problem
+from classwise.attacks.problem import Problem, State
 from classwise.errors import InputError
 from classwise.spec import Number
 from classwise.threat import Start
@@ -52,7 +52,10 @@ class PGD(AimedAttack):
 
 def climb(problem: Problem, loss: Loss, x: Tensor, steps: int, step_size: float) -> Tensor:
     """Steepest ascent from ``x``, projected after every step."""
-    for _ in range(steps):
+
+    def ascend(x: Tensor) -> State:
         gradient, _, _ = problem.gradient(x, loss)
-        x = problem.ball.step(x, gradient, step_size)
+        return (problem.ball.step(x, gradient, step_size),)
+
+    (x,) = problem.repeat(ascend, (x,), steps)
     return x

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from classwise.attacks import APGD, FAB, CosinePGD, Square
+from classwise.attacks import APGD, FAB, PGD, CosinePGD, Square
 from classwise.attacks.base import BallAttack
 from classwise.engine import graphs as module
 from classwise.engine import twin_of
@@ -126,6 +126,7 @@ def test_a_step_that_looks_at_its_values_is_taken_one_by_one() -> None:
 @pytest.mark.parametrize(
     "attack",
     [
+        PGD(steps=20, restarts=2, eps=0.1),
         CosinePGD(steps=20, target="all", num_targets=3, eps=0.1),
         APGD(steps=60, loss="dlr", target="all", num_targets=3, eps=0.1),
         APGD(steps=30, eps=0.1),
