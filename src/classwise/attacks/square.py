@@ -42,7 +42,9 @@ from classwise.spec import Number
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """Queries of ten thousand after which the share p is halved."""
 BLOCK = 64
-"""The most queries between two looks at which examples are broken: looking makes a GPU wait."""
+"""Queries between two looks at which examples are broken: looking makes a GPU wait."""
+PATIENCE = 8
+"""Of a small batch looks are rarer: there may be a share of the queries behind between two of them, one in so many."""
 ROOM = {False: 100, True: 800}
 """Images that keep the device busy, by whether it is a GPU."""
 FEW = {False: 4, True: 160}
@@ -113,31 +115,31 @@ class Square(BallAttack):
             [draws(problem, count, 2 + x.shape[1]) for _, count in blocks] or [x.new_empty(len(x), 0, 5)], 1
         )
         sides = torch.tensor([side for side, count in blocks for _ in range(count)], device=x.device)
-        asked, taken = torch.zeros_like(rows), torch.zeros_like(rows)
-        at_once, ask, rate = 0, None, 1.0
+        asked = torch.zeros_like(rows)
+        at_once, ask, taken = 0, None, best.new_ones(())
         while True:
             alive = (best < torch.inf) & (asked < len(sides))
-            left = int(alive.sum())
+            least = torch.where(alive, asked, len(sides)).amin()
+            left, behind, rate = torch.stack([alive.sum(), least, taken]).tolist()
             if not left:
                 return result.index_copy(0, rows, x)
             if len(rows) - left >= WORTH_LEAVING * len(rows):
                 result = result.index_copy(0, rows, x)
                 rows, problem, draw, ask = rows[alive], problem.take(alive), draw[alive], None
-                x, best, asked, taken, alive = (part[alive] for part in (x, best, asked, taken, alive))
+                x, best, asked = (part[alive] for part in (x, best, asked))
             wanted = side_by_side(len(rows), rate, x.is_cuda)
             if ask is None or wanted != at_once:
                 at_once, ask = wanted, self._ask(problem, draw, sides, wanted)
-            missing = len(sides) - int(asked[alive].amin())
-            before = int(asked.sum()), int(taken.sum())
-            state = problem.repeat(ask, (x, best, asked, taken), min(BLOCK // at_once, -(-missing // at_once)))
-            x, best, asked, taken = state
-            rate = (int(taken.sum()) - before[1]) / max(int(asked.sum()) - before[0], 1)
+            before, ahead = asked, min(max(BLOCK, behind // PATIENCE), len(sides) - behind)
+            state = (x, best, asked, torch.zeros_like(asked))
+            x, best, asked, hits = problem.repeat(ask, state, math.ceil(ahead / at_once))
+            taken = hits.sum() / (asked - before).sum()
 
     def _ask(self, problem: Problem, draw: Tensor, sides: Tensor, at_once: int) -> Step:
         """The next few proposals of every example, of which the first that is better is taken."""
         score = self._score(problem.y.repeat_interleave(at_once))
 
-        def ask(x: Tensor, best: Tensor, asked: Tensor, accepted: Tensor) -> State:
+        def ask(x: Tensor, best: Tensor, asked: Tensor, hits: Tensor) -> State:
             query = asked[:, None] + torch.arange(at_once, device=x.device)
             known = query.clamp_max(len(sides) - 1)
             numbers = draw.gather(1, known[..., None].expand(-1, -1, draw.shape[2]))
@@ -148,7 +150,7 @@ class Square(BallAttack):
             chosen = candidates.take_along_dim(first[..., None, None, None], 1).squeeze(1)
             x = torch.where(taken[:, None, None, None], chosen, x)
             best = torch.where(taken, scores.gather(1, first).squeeze(1), best)
-            return x, best, asked + torch.where(taken, first.squeeze(1) + 1, at_once), accepted + taken
+            return x, best, asked + torch.where(taken, first.squeeze(1) + 1, at_once), hits + taken
 
         return ask
 
