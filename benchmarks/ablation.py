@@ -75,7 +75,6 @@ EVALUATION = (
     Variant("no folding", (changed(twin, "_WAYS", ("as it is",)),)),
     Variant("no fused kernels", (changed(twin, "_WAYS", ("folded", "as it is")),)),
     Variant("first layer in float32, not in two halves", (changed(twin, "fits", never),)),
-    Variant("shortcuts with their stride", (changed(folding, "thins", never),)),
     Variant("no channels last", (changed(torch, "channels_last", torch.contiguous_format),)),
     Variant("no CUDA graphs", (changed(graphs, "LARGEST", 0), changed(twin, "LARGEST", 0))),
     Variant("CUDA graphs of passes, not of whole steps", (changed(twin.Twin, "repeat_steps", None),)),

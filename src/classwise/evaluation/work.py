@@ -42,6 +42,8 @@ SAVE_SECONDS = 5.0
 """How much work an evaluation may lose when it is killed."""
 NATURAL_SAMPLE = 200
 """Images, right and wrong as they come, on which other scales of the input are tried."""
+JUDGED = 500
+"""Images that a model judges at once. More take as long each, and cuDNN takes gigabytes for them in float32."""
 SHOWN = 6
 """Broken examples of the weakest class that are shown."""
 NOTE_SECONDS = 1.0
@@ -56,7 +58,7 @@ def predict(model: nn.Module, x: Tensor) -> Ints:
 def answers(model: nn.Module, x: Tensor) -> Tensor:
     """The logits (B, K) it gives."""
     with blamed_on_the_model("on clean or attacked images"), torch.no_grad(), frozen(model), exact(x.device):
-        logits = logits_of(model(x.to(dtype_of(model))))
+        logits = torch.cat([logits_of(model(part)) for part in torch.split(x.to(dtype_of(model)), JUDGED)])
     if not bool(logits.isfinite().all()):
         raise InputError("the model answers with NaN or infinite logits: there is no prediction to judge")
     return logits
