@@ -24,6 +24,7 @@ from classwise.attacks import FGSM, PGD, BallAttack
 from classwise.attacks.problem import Problem
 from classwise.data import load_data, to_float
 from classwise.errors import InputError
+from classwise.evaluation.work import JUDGED, answers
 from classwise.progress import Progress
 from classwise.verdicts import Verdicts
 
@@ -36,6 +37,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run") / "standard"
     cw.train("digits/standard", out=out, epochs=6)
     return out
+
+
+def test_a_model_judges_a_large_batch_in_pieces() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).double()
+    sizes: list[int] = []
+    model.register_forward_hook(lambda _, inputs, __: sizes.append(len(inputs[0])))
+    x = torch.rand(2 * JUDGED + 7, 3, 2, 2)
+    found = answers(model, x)
+    assert sizes == [JUDGED, JUDGED, 7]
+    assert torch.allclose(found, model(x.double()), rtol=1e-12)
 
 
 @pytest.fixture
