@@ -85,6 +85,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     asked = parser.parse_args()
+    if len(asked.seeds) < 2:
+        parser.error("one seed has no spread: give two or more")
     settings = {**SHORT, **parse_overrides(asked.override)}
     recipes = {way: load_recipe(asked.recipe, {**settings, **WAYS[way]}) for way in asked.ways}
     reports = {way: learned(asked.out / way, recipe, asked.seeds) for way, recipe in recipes.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from classwise.errors import InputError, one_line
+
+State = tuple[Tensor, ...]
+Step = Callable[..., State]
+"""From a state of a search to the next: by tensors alone, the same work every time, without a look at their values."""
 
 
 def logits_of(output: Any) -> Tensor:
@@ -33,6 +37,13 @@ def both(model: nn.Module, x: Tensor, x_adv: Tensor) -> tuple[Tensor, Tensor]:
         first, second = together(x, x_adv)
         return first, second
     return logits_of(model(x)), logits_of(model(x_adv))
+
+
+def stepped(step: Step, state: State, times: int) -> State:
+    """The state after so many steps, one by one."""
+    for _ in range(times):
+        state = step(*state)
+    return state
 
 
 def device_of(model: nn.Module) -> torch.device:

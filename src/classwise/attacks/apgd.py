@@ -36,8 +36,9 @@ from torch import Tensor
 
 from classwise.attacks.aimed import AimedAttack
 from classwise.attacks.losses import Loss, make_loss
-from classwise.attacks.problem import WORTH_LEAVING, Problem, State, Step
+from classwise.attacks.problem import WORTH_LEAVING, Problem
 from classwise.errors import InputError
+from classwise.forward import State, Step
 from classwise.spec import Number
 from classwise.threat import Ball, unit
 

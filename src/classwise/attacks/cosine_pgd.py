@@ -26,8 +26,9 @@ from torch import Tensor
 
 from classwise.attacks.aimed import AimedAttack
 from classwise.attacks.losses import make_loss, margin
-from classwise.attacks.problem import Problem, State
+from classwise.attacks.problem import Problem
 from classwise.errors import InputError
+from classwise.forward import State
 from classwise.spec import Number
 
 CANDIDATES = 9

@@ -18,7 +18,7 @@ Deviations
   gradient, which ignores the box; this way the answer for a linear model is the true one. Among more than ten
   classes the paper's rule says which nine are compared, to bound the memory.
 * The projection solves the same dual problem in one variable, exactly, by Newton's method and not by a sort: a
-  handful of passes over the pixels, however many there are.
+  handful of passes over the pixels, however many there are. On a GPU it is cut off after six.
 * As an attack it leaves an example alone once a point within the radius is found.
   A point found further out is projected into the ball, where it may still fool the model; AutoAttack drops it.
 * The first attempt at a target starts at the image, further restarts at random at half the radius. The paper takes
@@ -39,9 +39,9 @@ import torch
 from torch import Tensor, nn
 
 from classwise.attacks.aimed import AimedAttack, Search
-from classwise.attacks.problem import WORTH_LEAVING, Problem, State, Step
+from classwise.attacks.problem import WORTH_LEAVING, Problem
 from classwise.errors import InputError
-from classwise.forward import frozen
+from classwise.forward import State, Step, frozen
 from classwise.noise import Randomness
 from classwise.spec import Number
 from classwise.threat import Norm, length, unit

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from classwise.attacks.aimed import AimedAttack
 from classwise.attacks.losses import Loss, LossName, make_loss
-from classwise.attacks.problem import Problem, State
+from classwise.attacks.problem import Problem
 from classwise.errors import InputError
+from classwise.forward import State
 from classwise.spec import Number
 from classwise.threat import Start
 

@@ -17,15 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from classwise.forward import State, Step, stepped
 from classwise.noise import Noise
 from classwise.threat import Ball
 from classwise.types import Effort
 
 Forward = Callable[[Tensor], Tensor]
 """Images (B, C, H, W) to logits (B, K)."""
-State = tuple[Tensor, ...]
-Step = Callable[..., State]
-"""From a state to the next: by tensors alone, the same work every time, without a look at their values."""
 Repeat = Callable[[Step, State, int], State]
 """A step so many times."""
 Passes = NDArray[np.int64]
@@ -145,9 +143,7 @@ class Problem:
     def repeat(self, step: Step, state: State, times: int) -> State:
         """The state after so many steps. They may run without this program, which so counts what the first takes."""
         if self.repeats is None or not times:
-            for _ in range(times):
-                state = step(*state)
-            return state
+            return stepped(step, state, times)
         before, tally, further = self.tally.recent(self.rows), self.tally, times
         if step not in tally.steps:
             state, further = step(*state), times - 1

@@ -14,8 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-State = tuple[Tensor, ...]
-Step = Callable[..., State]
+from classwise.forward import State, Step, stepped
+
 LARGEST = 768
 """Batches above it keep the device busy by themselves."""
 WORTH_IT = 10
@@ -106,9 +106,7 @@ class Loops:
         if self.step() is not step and (again or times > WORTH_IT) and not self.failed:
             self._capture(step, state, memory)
         if self.step() is not step:
-            for _ in range(times):
-                state = step(*state)
-            return state
+            return stepped(step, state, times)
         for mine, given in zip(self.state, state, strict=True):
             mine.copy_(given)
         for _ in range(times):

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from classwise.engine.folding import ConvReLU, folded, folded_weights, fused, in_place, thinned
-from classwise.engine.graphs import LARGEST, Graphs, Loops, State, Step
+from classwise.engine.graphs import LARGEST, Graphs, Loops
 from classwise.engine.halves import fits, halves, widened
 from classwise.engine.thinning import ThinConv
-from classwise.forward import device_of, dtype_of, exact, frozen, logits_of
+from classwise.forward import State, Step, device_of, dtype_of, exact, frozen, logits_of, stepped
 
 EngineName = Literal["auto", "eager", "compiled"]
 """``eager``: the model as it is, the reference. ``auto``: a twin where one can be had. ``compiled``: the same, with a
@@ -107,9 +107,7 @@ class Twin(nn.Module):
         """The state after so many steps of a search, which go through this model; as graphs where batches are small."""
         if self.place.is_cuda and len(state[0]) <= LARGEST:
             return self._loops(step, state, times, self._graphs.memory)
-        for _ in range(times):
-            state = step(*state)
-        return state
+        return stepped(step, state, times)
 
     @torch.no_grad()
     def refresh(self, model: nn.Module) -> None:

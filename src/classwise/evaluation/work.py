@@ -43,7 +43,7 @@ SAVE_SECONDS = 5.0
 NATURAL_SAMPLE = 200
 """Images, right and wrong as they come, on which other scales of the input are tried."""
 JUDGED = 500
-"""Images that a model judges at once. More take as long each, and cuDNN takes gigabytes for them in float32."""
+"""Images that a model judges at once: in float32 a GPU may need gigabytes for three times as many."""
 SHOWN = 6
 """Broken examples of the weakest class that are shown."""
 NOTE_SECONDS = 1.0

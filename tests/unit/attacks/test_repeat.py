@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from classwise.attacks import PGD
 from classwise.attacks.losses import margin
-from classwise.attacks.problem import Problem, State, Step, Tally
+from classwise.attacks.problem import Problem, Tally
+from classwise.forward import State, Step
 
 
 @pytest.fixture
