@@ -29,12 +29,13 @@ SHORT: Mapping[str, Any] = {"epochs": 6, "data.per_class": 1250, "schedule": "cy
 ATTACK = "pgd:steps=20"
 
 
-def learned(root: Path, recipe: Recipe, seeds: list[int]) -> list[cw.ClassReport]:
+def learned(root: Path, recipe: Recipe, seeds: list[int], workers: int) -> list[cw.ClassReport]:
     """One report for each seed, of runs that are made where they are missing."""
     runs = {root / f"seed-{seed}": load_recipe(recipe, {"seed": seed}) for seed in seeds}
     missing: dict[str | Path, str | Path | Recipe] = {out: run for out, run in runs.items() if not _ended(out)}
     if missing:
-        cw.train_together(missing, resume=any(map(Path.exists, runs)), progress=ConsoleProgress())
+        resume = any(map(Path.exists, runs))
+        cw.train_together(missing, resume=resume, workers=workers, progress=ConsoleProgress())
     return [
         cw.evaluate(
             f"{out}@last",
@@ -83,13 +84,14 @@ def main() -> None:
     parser.add_argument("--recipe", default="cifar10/trades")
     parser.add_argument("-o", "--override", action="append", default=[], help="key=value of the recipe")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--workers", type=int, default=1, help="seeds at a time, in processes of their own")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     asked = parser.parse_args()
     if len(asked.seeds) < 2:
         parser.error("one seed has no spread: give two or more")
     settings = {**SHORT, **parse_overrides(asked.override)}
     recipes = {way: load_recipe(asked.recipe, {**settings, **WAYS[way]}) for way in asked.ways}
-    reports = {way: learned(asked.out / way, recipe, asked.seeds) for way, recipe in recipes.items()}
+    reports = {way: learned(asked.out / way, recipe, asked.seeds, asked.workers) for way, recipe in recipes.items()}
     print(table(reports))
     if len(reports) == 2:
         one, other = (classes(own) for own in reports.values())

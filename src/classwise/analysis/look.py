@@ -20,7 +20,7 @@ from classwise.analysis.subject import Subject
 from classwise.attacks.base import BallAttack
 from classwise.data.batches import ordered
 from classwise.data.splits import balanced_subset
-from classwise.engine import searcher
+from classwise.engine import give_back, searcher
 from classwise.errors import InputError
 from classwise.forward import device_of, frozen, logits_of
 from classwise.noise import ExampleNoise
@@ -103,7 +103,10 @@ def look_attacked(
     def attacked(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         return found(searched, x, y, generator=ExampleNoise(0, rows))
 
-    return _look(subject, index, f"{attack} on {subject.name}", attacked, progress)
+    try:
+        return _look(subject, index, f"{attack} on {subject.name}", attacked, progress)
+    finally:
+        give_back(searched)
 
 
 def chosen(subject: Subject, per_class: int | None) -> NDArray[np.int64]:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import torch
@@ -219,9 +220,10 @@ class Batches:
             mirror = torch.rand(self.examples, generator=self.generator, device=self.generator.device) < 0.5
         mirror = mirror.to(self.device, non_blocking=True)
         parts, there = self._parts(), order.to(self.device, non_blocking=True)
-        for where, x in zip(parts, self._read(order, there, parts), strict=True):
-            rows = there[where]
-            yield self._changed(x, places[:, where], mirror[where]), self._labels[rows], self._indices[rows]
+        with closing(self._read(order, there, parts)) as images:  # whoever breaks off stops the reading too
+            for where, x in zip(parts, images, strict=True):
+                rows = there[where]
+                yield self._changed(x, places[:, where], mirror[where]), self._labels[rows], self._indices[rows]
 
     def standing(self, number: int) -> tuple[int, int]:
         """How many examples of a whole batch come before this process's share, and how many it has in all."""
@@ -236,7 +238,7 @@ class Batches:
             parts.append(slice(start + mine.start, start + mine.stop))
         return parts
 
-    def _read(self, here: Tensor, there: Tensor, parts: Sequence[slice]) -> Iterator[Tensor]:
+    def _read(self, here: Tensor, there: Tensor, parts: Sequence[slice]) -> Generator[Tensor, None, None]:
         """The images of each part of an order, of which there is a copy here and one on the device."""
         if isinstance(self._images, Tensor):
             for where in parts:

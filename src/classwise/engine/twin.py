@@ -48,6 +48,14 @@ def searcher(model: nn.Module, x: Tensor, engine: EngineName = "auto") -> nn.Mod
     return model if twin is None else twin
 
 
+def give_back(searched: nn.Module) -> None:
+    """Let the device have what a search took beside weights: PyTorch keeps the memory of its graphs for no one else."""
+    if isinstance(searched, Twin):
+        searched.forget()
+    if device_of(searched).type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def twin_of(model: nn.Module, x: Tensor, *, lowered: bool) -> Twin | None:
     """The fastest twin that agrees with the model on some images, its body in bfloat16 if it is ``lowered``."""
     device = device_of(model)
@@ -92,6 +100,10 @@ class Twin(nn.Module):
             _lower(body)
         self._body = (body.to(memory_format=torch.channels_last),)  # type: ignore[call-overload]
         self.lowered, self.how = lowered, f"{way}, bfloat16" if lowered else way
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was recorded for the shapes that came so far."""
         self._graphs, self._loops = Graphs(), Loops()
 
     def forward(self, x: Tensor) -> Tensor:

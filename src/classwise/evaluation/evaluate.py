@@ -27,7 +27,7 @@ from torch import nn
 from classwise.attacks import ATTACKS
 from classwise.data import ImageSet, balanced_subset, ordered
 from classwise.data.cards import known_superclasses
-from classwise.engine import EngineName, Twin, searcher
+from classwise.engine import EngineName, Twin, give_back, searcher
 from classwise.errors import InputError
 from classwise.evaluation.rounds import Rounds
 from classwise.evaluation.sanity import inspect
@@ -101,11 +101,14 @@ def run_evaluation(
     directory that holds the model's own training.
     """
     evaluation = _Evaluation(model, images, question)
-    if directory is not None:
-        named = {name: value for name, value in model_info.items() if name != "trained"}
-        evaluation.claim(directory, named, resume=resume, beside=beside)
-    evaluation.decide(directory, progress)
-    report = evaluation.report(model_info, trained_on, command)
+    try:
+        if directory is not None:
+            named = {name: value for name, value in model_info.items() if name != "trained"}
+            evaluation.claim(directory, named, resume=resume, beside=beside)
+        evaluation.decide(directory, progress)
+        report = evaluation.report(model_info, trained_on, command)
+    finally:
+        give_back(evaluation.searched)
     if directory is not None:
         evaluation.keep(report, directory)
     return report

@@ -38,25 +38,21 @@ NEAREST_OF_CLASS = 5
 AUDITED, MOST_AUDITED = 0.02, 100
 """The share of what is left that an audit looks at, and the most; but of each class one near and one at random."""
 
+Warnings = Callable[[], list[str]]
+"""Asks the probes for sanity, if it comes to that."""
+
 
 class Cascade:
     """The decisions about one attack that has stages, made as its verdicts come in."""
 
     def __init__(
-        self,
-        stages: Mapping[str, MeasuredAttack],
-        whoms: Mapping[str, Whom],
-        verdicts: Verdicts,
-        seed: int,
-        warnings: Callable[[], list[str]],
+        self, stages: Mapping[str, MeasuredAttack], whoms: Mapping[str, Whom], verdicts: Verdicts, seed: int
     ) -> None:
-        """``warnings`` asks the probes for sanity, if it comes to that."""
-        self.stages, self.whoms, self.verdicts = stages, whoms, verdicts
-        self.seed, self.warnings = seed, warnings
+        self.stages, self.whoms, self.verdicts, self.seed = stages, whoms, verdicts, seed
         self.first = [name for name, whom in whoms.items() if whom in ("survivors", "nearest")]
         self.audits = [name for name, whom in whoms.items() if whom == "sample"]
 
-    def whom(self, name: str, before: Ints) -> Bools:
+    def whom(self, name: str, before: Ints, warnings: Warnings) -> Bools:
         """Which examples a stage attacks, of those that the stages before left."""
         left = np.asarray(before == self.verdicts.label)
         match self.whoms[name]:
@@ -68,7 +64,7 @@ class Cascade:
                 near, at_random = self.sample
                 return left & (near | at_random)
             case "doubtful":
-                return left if self.doubts else np.zeros_like(left)
+                return left if self.doubts(warnings) else np.zeros_like(left)
 
     def margins(self) -> Floats:
         """How near to the boundary each example came under any stage that attacked it."""
@@ -81,8 +77,7 @@ class Cascade:
         left, margins = self.verdicts.survived(self.first[-1]), self.margins()
         return sample(left, self.verdicts.label, margins, self.verdicts.index, self.seed)
 
-    @cached_property
-    def doubts(self) -> list[str]:
+    def doubts(self, warnings: Warnings) -> list[str]:
         """Why the stages so far may have missed something: stages of the audit, then codes of the probes' warnings."""
         broken = ~self.verdicts.survived(self.audits[-1]) & self.sample[1]
         found = [f"random sample: {int(broken.sum())} broken"] if broken.any() else []
@@ -90,9 +85,9 @@ class Cascade:
             hits = int(self.verdicts.survived(before).sum() - self.verdicts.survived(name).sum())
             if hits and not isinstance(self.stages[name], APGD):
                 found.append(f"{name.rpartition('/')[2]}: {hits} broken")
-        return found + self.warnings()
+        return found + warnings()
 
-    def audit(self) -> AuditInfo | None:
+    def audit(self, warnings: Warnings) -> AuditInfo | None:
         """What the audit saw and what followed; None for an attack without one."""
         if not self.audits:
             return None
@@ -105,7 +100,7 @@ class Cascade:
             broke=int((broken & near).sum()),
             broke_random=int((broken & at_random).sum()),
             at_most=at_most(int((broken & at_random).sum()), int(at_random.sum())),
-            doubts=self.doubts,
+            doubts=self.doubts(warnings),
         )
 
 

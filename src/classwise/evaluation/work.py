@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from classwise.attacks import BallAttack
 from classwise.attacks.losses import margin
 from classwise.data import ImageSet, ordered
+from classwise.engine import give_back
 from classwise.errors import InputError
 from classwise.evaluation.fast import Cascade
 from classwise.evaluation.gallery import Tried
@@ -131,10 +132,11 @@ class Work:
             columns[key][:] = columns[self.strongest(parts)]
         elif parts.stages:
             whoms = {name: attack.whom(name.removeprefix(f"{key}/")) for name in parts.stages}
-            cascade = self.cascades[key] = Cascade(parts.stages, whoms, self.verdicts, self.seed, self.warnings)
+            cascade = self.cascades[key] = Cascade(parts.stages, whoms, self.verdicts, self.seed)
             before = self.verdicts.natural
             for name, stage in parts.stages.items():
-                self._search(name, stage, before, self.verdicts.stages[name], cascade.whom(name, before))
+                whom = cascade.whom(name, before, self.warnings)
+                self._search(name, stage, before, self.verdicts.stages[name], whom)
                 before = self.verdicts.stages[name]
             columns[key][:] = before
         else:
@@ -257,7 +259,7 @@ class Work:
                 for number, (name, stage) in enumerate(parts.stages.items())
             ],
             strongest=self.strongest(parts) if parts.variants else None,
-            audit=None if cascade is None else cascade.audit(),
+            audit=None if cascade is None else cascade.audit(self.warnings),
         )
 
     @cached_property
@@ -316,8 +318,7 @@ class Work:
                     raise InputError(f"{task}: there is no memory for a single image") from error
                 self.batch_size = self.fitted = len(batch) // 2
                 self.progress.advance(0, f"out of memory: going on in batches of {self.fitted}")
-                if self.device.type == "cuda":
-                    torch.cuda.empty_cache()
+                give_back(self.searcher)
                 continue
             rows = rows[len(batch) :]
             self._done(len(batch))

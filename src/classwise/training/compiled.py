@@ -104,7 +104,11 @@ class CompiledEngine(Engine):
         return stats, loss
 
     def reset(self) -> None:
-        self.captured, self.failed = None, False
+        if self.captured is not None:
+            self.optimizer.zero_grad(set_to_none=True)  # the gradients lie in the memory of the graph
+            self.captured = None
+            torch.cuda.empty_cache()  # that memory is kept for no one else
+        self.failed = False
 
     def searched(self, model: nn.Module) -> nn.Module:
         if self.captured is None:

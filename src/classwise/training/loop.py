@@ -199,6 +199,7 @@ def fit(jobs: Sequence[Job], progress: Progress, loggers: Sequence[Logger] = ())
                         log.epoch(epoch)
                 except (StopIteration, Diverged) as end:
                     going.remove((turn, steps))
+                    turn.training.engine.reset()
                     failures += [end] if isinstance(end, Diverged) else []
         if failures:
             raise failures[0]

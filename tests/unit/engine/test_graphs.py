@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import classwise as cw
 from classwise.attacks import APGD, FAB, PGD, CosinePGD, Square
 from classwise.attacks.base import BallAttack
+from classwise.engine import give_back, twin_of
 from classwise.engine import graphs as module
-from classwise.engine import twin_of
 from classwise.engine.graphs import LARGEST, WORTH_IT, Graphs, Loops
-from classwise.models import digits_cnn
+from classwise.models import digits_cnn, resnet18
 from classwise.noise import ExampleNoise
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: there are no graphs elsewhere")
@@ -152,3 +153,35 @@ def test_attacks_find_the_same_by_replays(attack: BallAttack, monkeypatch: pytes
     assert (mine - theirs).abs().amax() < 1e-4
     assert torch.equal(effort.forwards, same.forwards)
     assert torch.equal(effort.backwards, same.backwards)
+
+
+def test_what_graphs_held_is_given_back() -> None:
+    """Also to those who go on: the twin records anew."""
+    torch.manual_seed(0)
+    model = resnet18().eval().cuda()
+    x = torch.rand(100, 3, 32, 32, device="cuda")
+    twin = twin_of(model, x, lowered=True)
+    assert twin is not None
+    with torch.no_grad():
+        for _ in range(WORTH_IT + 1):
+            logits = twin(x)
+    assert twin._graphs.captured
+    held = torch.cuda.memory_reserved()
+    give_back(twin)
+    given = held - torch.cuda.memory_reserved()
+    assert given >= 8 * 2**20  # a batch has 12.5 MiB after the first layer alone
+    with torch.no_grad():
+        assert torch.allclose(twin(x), logits, atol=1e-2)
+
+
+def test_evaluations_in_a_row_hold_no_more_than_one() -> None:
+    torch.manual_seed(0)
+    model = resnet18().eval().cuda()
+    x = torch.rand(100, 3, 32, 32)
+    with torch.no_grad():
+        y = model(x.cuda()).argmax(1).cpu()
+    held = []
+    for _ in range(3):
+        cw.evaluate(model, (x.numpy(), y.numpy()), attacks=["fast:steps=10,queries=50"], eps="1/255")
+        held.append(torch.cuda.memory_reserved())
+    assert held[2] <= held[0] + 2**25  # their graphs take hundreds of MiB

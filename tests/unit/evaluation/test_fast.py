@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 import classwise as cw
 from classwise.attacks import AutoAttack, Fast
 from classwise.data import load_data
+from classwise.engine import Twin
 from classwise.errors import InputError
 from classwise.evaluation import evaluate, work
-from classwise.evaluation.fast import NEAREST_OF_CLASS, at_most, nearest, sample
+from classwise.evaluation.fast import NEAREST_OF_CLASS, Cascade, at_most, nearest, sample
+from classwise.models import resnet18
 from classwise.models.load import load_model
 from classwise.progress import Progress
 from classwise.verdicts import NATURAL
@@ -300,6 +303,46 @@ def test_batches_shrink_to_what_memory_holds(run: Path) -> None:
     assert plain.verdicts is not None
     assert np.array_equal(report.verdicts.attacks["pgd"], plain.verdicts.attacks["pgd"])
     assert not any(finding.code == "out-of-memory" for finding in plain.sanity.findings)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, whose allocator can be kept short")
+@pytest.mark.parametrize("engine", ["eager", "auto"])
+def test_batches_shrink_to_what_a_gpu_holds(engine: str) -> None:
+    """Where the allocator itself has no more to give, amid a pass or amid the capture of one."""
+    torch.manual_seed(0)
+    model, x = resnet18().eval().cuda(), torch.rand(600, 3, 32, 32)
+    with torch.no_grad():
+        y = torch.cat([model(part.cuda()).argmax(1).cpu() for part in x.split(100)])
+    settings: dict[str, Any] = {"attacks": ["pgd:steps=3"], "eps": "1/255", "batch_size": 600, "engine": engine}
+    plain = cw.evaluate(model, (x.numpy(), y.numpy()), **settings)
+    torch.cuda.empty_cache()
+    whole = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**29) / whole)
+    try:
+        report = cw.evaluate(model, (x.numpy(), y.numpy()), **settings)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert any(finding.code == "out-of-memory" for finding in report.sanity.findings)
+    assert not any(finding.code == "out-of-memory" for finding in plain.sanity.findings)
+    assert report.verdicts is not None
+    assert plain.verdicts is not None
+    assert np.array_equal(report.verdicts.natural, plain.verdicts.natural)
+    assert (report.verdicts.attacks["pgd"] != -1).all()
+    same = report.verdicts.attacks["pgd"] == plain.verdicts.attacks["pgd"]
+    assert same.mean() > 0.98  # other batches, other kernels, other rounding
+
+
+def test_an_evaluation_leaves_nothing_behind(run: Path) -> None:
+    """Not even until rubbish is collected: a twin may hold a gigabyte of a GPU."""
+    model = load_model(str(run))
+    gc.collect()
+    gc.disable()
+    try:
+        cw.evaluate(model, "digits", attacks=[f"fast:{SHORT}"], eps=EPS, per_class=3)
+        left = [thing for thing in gc.get_objects() if type(thing) in (Twin, work.Work, Cascade)]
+    finally:
+        gc.enable()
+    assert not left
 
 
 def test_no_memory_for_one_image_is_one_line() -> None:
