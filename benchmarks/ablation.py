@@ -130,6 +130,7 @@ TRAINING = (
     Variant("no folding in the attack", (changed(twin, "_WAYS", ("as it is",)),)),
     Variant("no fused kernels in the attack", (changed(twin, "_WAYS", ("folded", "as it is")),)),
     Variant("shortcuts with their stride", (changed(folding, "thins", never), changed(views, "thins", never))),
+    Variant("first layer in float32, not in two halves", (changed(twin, "fits", never), changed(views, "fits", never))),
     Variant("kernels by cuDNN's guess", (changed(compiled, "kernels_by_trial", nullcontext),)),
     Variant("logits by cuBLAS", (changed(twin, "FEW", 0),)),
     Variant("no fused losses and steps", (changed(compiled, "fusing", nullcontext),)),

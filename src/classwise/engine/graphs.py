@@ -117,12 +117,8 @@ class Loops:
         self.step, self.graph = weakref.ref(_nothing), torch.cuda.CUDAGraph()
         self.state = tuple(part.clone() for part in state)
         places = {part.untyped_storage().data_ptr() for part in self.state}
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.stream(stream):
-                step(*self.state)
-            torch.cuda.current_stream().wait_stream(stream)
+            step(*self.state)  # kernels are loaded at their first call, which cannot be recorded
             with recorded(self.graph, memory):
                 # What a step hands on as it is must be safe before its place is overwritten.
                 after = step(*self.state)
@@ -136,19 +132,10 @@ class Loops:
 
 
 class _Graph:
-    """The kernels of one shape, forward and, where it is differentiable, backward."""
+    """The kernels of one shape, forward and, where it is differentiable, backward. They have all run before."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor, differentiable: bool, memory: Any) -> None:
         self.x = x.clone().requires_grad_(differentiable)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                trial = x.clone().requires_grad_(differentiable)
-                out = function(trial)
-                if differentiable:
-                    torch.autograd.grad(out.sum(), trial)
-        torch.cuda.current_stream().wait_stream(stream)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with recorded(self.forward, memory):
             self.out = function(self.x)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from classwise.engine.folding import ConvReLU, folded, folded_weights, fused, in_place, thinned
 from classwise.engine.graphs import LARGEST, Graphs, Loops
@@ -53,6 +53,7 @@ def give_back(searched: nn.Module) -> None:
     if isinstance(searched, Twin):
         searched.forget()
     if device_of(searched).type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()  # small ones, each amid a large piece that would stay for its sake
         torch.cuda.empty_cache()
 
 
@@ -94,6 +95,8 @@ class Twin(nn.Module):
         elif way == "folded" and device.type == "cpu":
             body = in_place(body)  # type: ignore[arg-type]
         self._lent = getattr(body, "meta", {}).get("lent", {})
+        if isinstance(body, fx.GraphModule):
+            body.graph.owning_module = None  # in a circle with its graph it would outlive the twin
         wrappers = (ConvReLU, ThinConv)
         self._wrapped = {f"{name}.conv": name for name, part in body.named_modules() if isinstance(part, wrappers)}
         if lowered:

@@ -295,13 +295,15 @@ def test_models_are_left_without_a_warning() -> None:
 
 
 def test_a_twin_is_freed_with_its_last_reference() -> None:
-    """Not some time later: on a GPU it holds graphs and their memory."""
-    twin = twin_of(resnet18(), torch.rand(2, 3, 16, 16), lowered=False)
-    assert twin is not None
-    gone = weakref.ref(twin)
+    """Not some time later, and with all its weights: on a GPU it holds graphs and their memory."""
     gc.disable()
     try:
+        twin = twin_of(resnet18(), torch.rand(2, 3, 16, 16), lowered=False)
+        assert twin is not None
+        weights = [weakref.ref(layer.weight) for layer in twin._body[0].modules() if isinstance(layer, nn.Conv2d)]
+        gone = weakref.ref(twin)
         del twin
         assert gone() is None
+        assert not [weight for weight in weights if weight() is not None]
     finally:
         gc.enable()

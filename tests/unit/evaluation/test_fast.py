@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -305,23 +307,26 @@ def test_batches_shrink_to_what_memory_holds(run: Path) -> None:
     assert not any(finding.code == "out-of-memory" for finding in plain.sanity.findings)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, whose allocator can be kept short")
-@pytest.mark.parametrize("engine", ["eager", "auto"])
-def test_batches_shrink_to_what_a_gpu_holds(engine: str) -> None:
-    """Where the allocator itself has no more to give, amid a pass or amid the capture of one."""
+def with_much_and_with_little(engine: str) -> tuple[cw.ClassReport, cw.ClassReport]:
+    """Two evaluations of one model: the GPU's memory is all theirs, and half a GiB of it."""
     torch.manual_seed(0)
     model, x = resnet18().eval().cuda(), torch.rand(600, 3, 32, 32)
     with torch.no_grad():
         y = torch.cat([model(part.cuda()).argmax(1).cpu() for part in x.split(100)])
     settings: dict[str, Any] = {"attacks": ["pgd:steps=3"], "eps": "1/255", "batch_size": 600, "engine": engine}
-    plain = cw.evaluate(model, (x.numpy(), y.numpy()), **settings)
+    much = cw.evaluate(model, (x.numpy(), y.numpy()), **settings)
     torch.cuda.empty_cache()
     whole = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**29) / whole)
-    try:
-        report = cw.evaluate(model, (x.numpy(), y.numpy()), **settings)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    return much, cw.evaluate(model, (x.numpy(), y.numpy()), **settings)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, whose allocator can be kept short")
+@pytest.mark.parametrize("engine", ["eager", "auto"])
+def test_batches_shrink_to_what_a_gpu_holds(engine: str) -> None:
+    """Where the allocator itself has no more to give. In a process of its own: what other tests left would be room."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+        plain, report = alone.submit(with_much_and_with_little, engine).result()
     assert any(finding.code == "out-of-memory" for finding in report.sanity.findings)
     assert not any(finding.code == "out-of-memory" for finding in plain.sanity.findings)
     assert report.verdicts is not None
