@@ -132,7 +132,7 @@ class Loops:
 
 
 class _Graph:
-    """The kernels of one shape, forward and, where it is differentiable, backward. They have all run before."""
+    """The kernels of one shape, forward and, where it is differentiable, backward. The caller has run both before."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor, differentiable: bool, memory: Any) -> None:
         self.x = x.clone().requires_grad_(differentiable)

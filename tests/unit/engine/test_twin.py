@@ -295,7 +295,7 @@ def test_models_are_left_without_a_warning() -> None:
 
 
 def test_a_twin_is_freed_with_its_last_reference() -> None:
-    """Not some time later, and with all its weights: on a GPU it holds graphs and their memory."""
+    """Not some time later, nor its convolutions: on a GPU it holds graphs and their memory."""
     gc.disable()
     try:
         twin = twin_of(resnet18(), torch.rand(2, 3, 16, 16), lowered=False)
