@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"errors"},
     "verdicts": {"errors", "files", "metrics"},
     "rundir": {"errors", "files", "metrics"},
+    "storage": {"errors", "files", "metrics"},
     "data": GROUND | {"plugins", "noise", "corruptions"},
     "models": GROUND | {"plugins", "forward"},
     "engine": GROUND | {"forward"},
@@ -45,7 +46,10 @@ ALLOWED: dict[str, set[str]] = {
     "reporting": GROUND | {"metrics", "verdicts"},
     "evaluation": GROUND
     | {"types", "forward", "noise", "threat", "attacks", "data", "models", "metrics", "verdicts", "rundir"}
-    | {"reporting", "engine"},
+    | {"reporting", "engine", "storage"},
+    "repairs": GROUND
+    | {"plugins", "types", "forward", "noise", "threat", "engine", "attacks", "data", "models", "metrics", "verdicts"}
+    | {"rundir", "storage", "reporting", "training", "evaluation"},
     "suite": GROUND | {"attacks", "corruptions", "plugins", "threat", "verdicts"},
     "methods": GROUND | {"types", "threat", "models"},
     "recipes": GROUND | {"plugins", "threat", "training", "engine"},
@@ -54,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"training", "evaluation", "metrics", "rundir"},
     "api": GROUND
     | {"forward", "threat", "plugins", "attacks", "suite", "recipes", "plans"}
-    | {"data", "models", "engine", "training", "evaluation", "reporting", "rundir", "workers"},
+    | {"data", "models", "engine", "training", "evaluation", "repairs", "reporting", "rundir", "workers"},
     "analysis": GROUND
     | {"types", "forward", "noise", "threat", "attacks", "suite", "data", "models", "metrics", "verdicts", "rundir"}
     | {"reporting", "recipes", "policies", "plans", "api", "engine", "evaluation", "workers"},

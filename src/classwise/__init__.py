@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from classwise import analysis, attacks, data, metrics, models, objectives, policies, recipes, reporting
-    from classwise.api import evaluate, train, train_together
+    from classwise.api import evaluate, repair, train, train_together
     from classwise.reporting import ClassReport, Comparison, compare, load_report
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "evaluate": "classwise.api",
+    "repair": "classwise.api",
     "train": "classwise.api",
     "train_together": "classwise.api",
     "compare": "classwise.reporting",
@@ -43,6 +44,7 @@ __all__ = [
     "objectives",
     "policies",
     "recipes",
+    "repair",
     "reporting",
     "train",
     "train_together",

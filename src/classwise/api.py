@@ -16,7 +16,7 @@ from classwise.data import ImageSet, load_data
 from classwise.engine import EngineName
 from classwise.errors import InputError, one_line, unknown
 from classwise.evaluation.command import command
-from classwise.evaluation.evaluate import Question, run_evaluation
+from classwise.evaluation.evaluate import Question, count_classes, run_evaluation
 from classwise.files import digest_json
 from classwise.forward import device_of
 from classwise.models.load import load_model, run_directory
@@ -24,9 +24,13 @@ from classwise.plans import make_plan
 from classwise.plugins import absolute
 from classwise.progress import SILENT, Progress
 from classwise.recipes import Recipe, load_recipe
+from classwise.repairs.fit import RULES
+from classwise.repairs.images import fitting_images, images_to_judge
+from classwise.repairs.methods import METHODS, Case
+from classwise.repairs.run import Judges, Original, Repair, check_floor, check_threat, repaired_recipe, run_repair
 from classwise.reporting import ClassReport
-from classwise.rundir import RunDirectory, versions
-from classwise.spec import Spec
+from classwise.rundir import RunDirectory, Section, versions
+from classwise.spec import Spec, build
 from classwise.suite import AnyAttack, read_suite
 from classwise.training.apart import fit_apart
 from classwise.training.loggers import Logger, make_loggers
@@ -70,18 +74,7 @@ def evaluate(
     model that is a program (``torchscript:FILE``) run.
     """
     images = load_data(data, split=split, classes=None if classes is None else tuple(classes), progress=progress)
-    if isinstance(model, nn.Module):
-        loaded = model
-        if weights is not None:
-            raise InputError("weights go with a model spec; a module in memory has its own")
-        if device is not None and not _same_device(torch.device(device), device_of(model)):
-            raise InputError(f"the model is on {device_of(model)}, not {device}: move it yourself, or pass a spec")
-    else:
-        known = None if images.classes is None else len(images.classes)
-        sizes = {"num_classes": known, "in_channels": images.images.shape[1]}
-        loaded = load_model(str(model), weights=weights, trust=trust, **sizes).to(pick_device(device))
-    found = None if isinstance(model, nn.Module) else run_directory(str(model))
-    run = None if found is None else found[0]
+    loaded, run = _loaded(model, weights, images, device, trust=trust)
     suite = read_suite(attacks, eps, norm, exhaustive=exhaustive)
     directory = None if out is None else RunDirectory(Path(out).expanduser())
     return run_evaluation(
@@ -98,9 +91,9 @@ def evaluate(
             until_worst_ci=until_worst_ci,
         ),
         model_info=_describe(model, weights),
-        trained_on=None if run is None else RunDirectory(run).read().get("training", {}).get("data_digest"),
+        trained_on=None if run is None else RunDirectory(run).made().get("data_digest"),
         directory=directory,
-        beside="training" if run and directory and run.resolve() == directory.path.resolve() else None,
+        beside=_beside(run) if run and directory and run.resolve() == directory.path.resolve() else None,
         resume=resume,
         command=command(
             model,
@@ -122,6 +115,141 @@ def evaluate(
         ),
         progress=progress,
     )
+
+
+def repair(
+    model: nn.Module | str | Path,
+    data: Any,
+    *,
+    floor: float | None = None,
+    rule: str = "rho",
+    method: str = "bias",
+    eps: float | str | None = None,
+    norm: str | None = None,
+    split: str | None = None,
+    per_class: int | None = None,
+    targets: int | None = None,
+    test: Any = None,
+    attacks: Any = ("fast", "corruptions:severity=3"),
+    test_per_class: int | None = None,
+    verdict: bool = True,
+    weights: str | Path | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    engine: str = "auto",
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress = SILENT,
+) -> Repair:
+    """Lift the worst class of a finished model, and judge the result on test images.
+
+    ``model`` and ``data`` are as in ``evaluate``. The repair is fitted to the validation images of a run directory, or
+    to the named ``split`` of other data, never to the test split. ``floor`` asks for the largest average with the worst
+    class at or above so many percent; otherwise ``rule`` (rho, worst or tenth) picks a point of the frontier.
+    ``method`` is one of ``classwise.repairs.METHODS``, perhaps with settings. ``per_class`` fits to this many images of
+    each class, ``targets`` attacks only this many wrong classes of each image.
+
+    ``verdict`` evaluates the original and the repaired model with ``attacks`` on the test split, or on ``test``. With
+    ``out`` the repaired model, ``repair.json`` and the page are saved; that directory can be used wherever a model is
+    asked for.
+
+    Raises ``InputError`` for a floor that no class biases reach, for too few images and for models that return
+    probabilities.
+    """
+    spec = Spec.parse(method)
+    chosen = build("repair method", METHODS, method)
+    if rule not in RULES:
+        raise unknown("rule", rule, RULES)
+    share = check_floor(floor)
+    found = None if isinstance(model, nn.Module) else run_directory(str(model))
+    run = None if found is None else found[0]
+    fitting = fitting_images(data, run=run, split=split, per_class=per_class, seed=seed, progress=progress)
+    loaded, _ = _loaded(model, weights, fitting.images, device)
+    made = {} if run is None else RunDirectory(run).made()
+    recipe = {} if run is None else _recipe_of(RunDirectory(run))
+    threat = check_threat(eps, norm, recipe)
+    original = Original(
+        model=loaded,
+        info=_describe(model, weights),
+        spec=_architecture_of(model, made),
+        num_classes=count_classes(loaded, fitting.images),
+        in_channels=int(fitting.images.images.shape[1]),
+        trained=recipe,
+        data_digest=made.get("data_digest"),
+    )
+    judges = None
+    if verdict:
+        images = images_to_judge(data, test, fitting.images, progress)
+        suite = read_suite(attacks, threat.text, threat.norm)
+        question = Question(
+            attacks=_with_substitutes(suite.attacks, images, device_of(loaded)),
+            corruptions=suite.corruptions,
+            threat=suite.threat,
+            per_class=test_per_class,
+            batch_size=batch_size,
+            seed=seed,
+            engine=checked_engine(engine),
+            until_worst_ci=None,
+        )
+        judges = Judges(images=images, question=question)
+    directory = None if out is None else RunDirectory(Path(out).expanduser())
+    case = Case(
+        model=loaded,
+        images=fitting.images,
+        index=fitting.index,
+        train=fitting.train,
+        threat=threat,
+        rule=rule,
+        floor=share,
+        seed=seed,
+        batch_size=batch_size,
+        engine=checked_engine(engine),
+        targets=targets,
+        margins_file=None if directory is None else directory.validation_margins,
+        progress=progress,
+    )
+    return run_repair(
+        original,
+        fitting,
+        case,
+        spec.name,
+        chosen,
+        judges=judges,
+        directory=directory,
+        resume=resume,
+        progress=progress,
+    )
+
+
+def _loaded(
+    model: nn.Module | str | Path,
+    weights: str | Path | None,
+    images: ImageSet,
+    device: str | torch.device | None,
+    *,
+    trust: bool = False,
+) -> tuple[nn.Module, Path | None]:
+    """The model, ready for these images, and its run directory if it has one."""
+    if isinstance(model, nn.Module):
+        if weights is not None:
+            raise InputError("weights go with a model spec; a module in memory has its own")
+        if device is not None and not _same_device(torch.device(device), device_of(model)):
+            raise InputError(f"the model is on {device_of(model)}, not {device}: move it yourself, or pass a spec")
+        return model, None
+    known = None if images.classes is None else len(images.classes)
+    sizes = {"num_classes": known, "in_channels": images.images.shape[1]}
+    found = run_directory(str(model))
+    loaded = load_model(str(model), weights=weights, trust=trust, **sizes).to(pick_device(device))
+    return loaded, None if found is None else found[0]
+
+
+def _architecture_of(model: nn.Module | str | Path, made: Mapping[str, Any]) -> str | None:
+    """The spec that builds the model's architecture; None for a module in memory."""
+    if isinstance(model, nn.Module):
+        return None
+    asked = made.get("asked", {})
+    return str(asked["model"]) if isinstance(asked.get("model"), str) else str(model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,12 +387,26 @@ def _describe(model: nn.Module | str | Path, weights: str | Path | None) -> dict
         return {"name": type(model).__name__}
     found = run_directory(str(model))
     name = str(model) if found is None else "@".join([found[0].resolve().name, *filter(None, found[1:])])
-    trained = {} if found is None else RunDirectory(found[0]).read().get("training", {}).get("asked", {})
+    trained = {} if found is None else _recipe_of(RunDirectory(found[0]))
     return (
         {"name": name, "spec": str(model)}
         | ({} if weights is None else {"weights": Path(weights).name})
         | ({"trained": trained} if trained else {})
     )
+
+
+def _recipe_of(directory: RunDirectory) -> Mapping[str, Any]:
+    """How the model of a run directory was made: the recipe of its training, with its repair if it had one."""
+    contents = directory.read()
+    if "training" in contents or "repair" not in contents:
+        return dict(contents.get("training", {}).get("asked", {}))
+    made = contents["repair"]
+    return repaired_recipe(made.get("trained", {}), made["asked"]["method"], made["asked"]["choice"])
+
+
+def _beside(run: Path) -> Section:
+    """The section of a run directory that its evaluation may lie beside."""
+    return "training" if "training" in RunDirectory(run).read() else "repair"
 
 
 def _same_device(wanted: torch.device, actual: torch.device) -> bool:

@@ -1,8 +1,8 @@
 """A run directory: what was asked, by which software on which machine, and the claim that no other run writes here.
 
-``run.json`` has one section for a training and one for an evaluation, because the evaluation of a trained model
-usually lives beside its checkpoints. A section carries a fingerprint of everything that decides the result; a
-directory whose fingerprint differs belongs to somebody else and is left alone.
+``run.json`` has one section for a training, one for a repair and one for an evaluation, because the evaluation of a
+trained or repaired model usually lies beside its checkpoints. A section carries a fingerprint of everything that
+decides the result; a directory whose fingerprint differs holds another run and is left alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from classwise.files import read_json, write_json
 from classwise.metrics.counts import Ints
 
 SCHEMA = "classwise/run/1"
-Section = Literal["training", "evaluation"]
+Section = Literal["training", "evaluation", "repair"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 
 
@@ -61,6 +61,20 @@ class RunDirectory:
     def page(self) -> Path:
         return self.path / "report.html"
 
+    @property
+    def margins(self) -> Path:
+        """The margin matrix of the evaluated images."""
+        return self.path / "margins.parquet"
+
+    @property
+    def validation_margins(self) -> Path:
+        """That of the images a training held out."""
+        return self.path / "validation-margins.parquet"
+
+    @property
+    def repair(self) -> Path:
+        return self.path / "repair.json"
+
     def read(self) -> dict[str, Any]:
         """The contents of run.json; empty where there is none."""
         file = self.path / "run.json"
@@ -73,6 +87,12 @@ class RunDirectory:
             if not isinstance(contents.get(section, {}), dict):
                 raise InputError(f"{file} is not the record of a run: {section} is {contents[section]!r:.40}")
         return contents
+
+    def made(self) -> dict[str, Any]:
+        """The section that made the model of this directory, a training or a repair; empty where there is none."""
+        contents = self.read()
+        found: dict[str, Any] = contents.get("training", contents.get("repair", {}))
+        return found
 
     def held_out(self, total: int) -> Ints:
         """Which of so many training images were held out for validation."""

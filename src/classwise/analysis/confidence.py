@@ -35,6 +35,7 @@ from classwise.analysis.wording import decimal, left_out, told
 from classwise.data.batches import ordered
 from classwise.errors import InputError
 from classwise.forward import device_of
+from classwise.metrics.calibration import BINS, bin_of, expected_calibration_error
 from classwise.noise import ExampleNoise
 from classwise.progress import SILENT, Progress
 from classwise.reporting.estimates import ClassEstimate, Estimate, estimate
@@ -46,7 +47,6 @@ from classwise.verdicts import NATURAL
 
 Floats = NDArray[np.float64]
 Steps = Annotated[tuple[int, ...], BeforeValidator(split_list)]
-BINS = 15
 RIVALS = 2
 """Wrong classes whose probability is drawn beside the label's."""
 
@@ -396,17 +396,6 @@ def cvc(probabilities: Floats) -> Floats:
     [0.25, 0.0]
     """
     return np.asarray(np.square(probabilities - probabilities.mean(1, keepdims=True)).mean(1))
-
-
-def bin_of(confidence: Floats) -> NDArray[np.int64]:
-    """(N,) which of 15 bins of equal width each falls into; what lies on an edge belongs to the lower bin."""
-    return np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
-
-
-def expected_calibration_error(confidence: Floats, right: NDArray[np.bool_]) -> float:
-    """The distance between the confidence and the accuracy of each bin, weighted by its share of the examples."""
-    apart = np.bincount(bin_of(confidence), weights=confidence - right, minlength=BINS)
-    return float(np.abs(apart).sum() / len(confidence))
 
 
 def trajectory(subject: Subject, index: int, steps: list[int], inv_t: tuple[float, ...]) -> Trajectory:

@@ -23,6 +23,7 @@ from classwise.data.splits import balanced_subset
 from classwise.engine import give_back, searcher
 from classwise.errors import InputError
 from classwise.forward import device_of, frozen, logits_of
+from classwise.models.heads import head_of
 from classwise.noise import ExampleNoise
 from classwise.progress import SILENT, Progress
 from classwise.suite import read_suite
@@ -57,23 +58,6 @@ class Look:
     def probabilities(self) -> NDArray[np.float64]:
         """(N, K) softmax."""
         return np.asarray(torch.from_numpy(self.logits).double().softmax(1).numpy())
-
-
-def head_of(model: nn.Module, x: Tensor) -> tuple[str, nn.Linear] | None:
-    """The last linear layer that is asked, and its name, if its outputs are as many as the logits of ``x``."""
-    asked: list[str] = []
-    names = {module: name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    hooks = [module.register_forward_hook(lambda own, *_: asked.append(names[own])) for module in names]
-    try:
-        with torch.no_grad(), frozen(model):
-            logits = logits_of(model(x[:1].to(device_of(model))))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    head = model.get_submodule(asked[-1]) if asked else None
-    if not isinstance(head, nn.Linear) or head.out_features != logits.shape[1]:
-        return None
-    return asked[-1], head
 
 
 def linear_head(subject: Subject) -> tuple[str, nn.Linear]:

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, final
 
 import torch
 from torch import Tensor
 
 from classwise.attacks.aimed import AimedAttack
-from classwise.attacks.losses import make_loss, margin
+from classwise.attacks.losses import Loss, make_loss, margin, targeted_margin
 from classwise.attacks.problem import Problem
 from classwise.errors import InputError
 from classwise.forward import State
@@ -55,19 +55,23 @@ class CosinePGD(AimedAttack):
             )
 
     def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
-        loss = make_loss(self.loss, problem, aim)
+        return self.highest(problem, make_loss(self.loss, problem, aim), margin(problem.y), stop=True)
+
+    @final
+    def highest(self, problem: Problem, loss: Loss, score: Loss, *, stop: bool) -> Tensor:
+        """The visited point of the highest score on an ascent of the loss. ``stop``: the first with a positive one."""
         sizes = problem.ball.radius.new_tensor([self.step_size(step) for step in range(self.steps)])
 
         def ascend(x: Tensor, best: Tensor, highest: Tensor, number: Tensor) -> State:
             gradient, _, logits = problem.gradient(x, loss)
-            best, highest = _higher(x, margin(problem.y)(logits), best, highest)
+            best, highest = _higher(x, score(logits), best, highest, stop)
             return problem.ball.step(x, gradient, sizes.index_select(0, number)), best, highest, number + 1
 
         start = problem.ball.start("uniform", problem.noise)
         highest = torch.full_like(problem.ball.radius.flatten(), -torch.inf)
         number = torch.zeros(1, dtype=torch.int64, device=start.device)
         x, best, highest, _ = problem.repeat(ascend, (start, start, highest, number), self.steps)
-        best, _ = _higher(x, margin(problem.y)(problem.logits(x)), best, highest)
+        best, _ = _higher(x, score(problem.logits(x)), best, highest, stop)
         return best
 
     def step_size(self, step: int) -> float:
@@ -92,7 +96,17 @@ class CosinePGD(AimedAttack):
         return torch.cat([some.gather(1, distance.argsort(dim=1, stable=True)), order[:, some.shape[1] :]], 1)
 
 
-def _higher(x: Tensor, margins: Tensor, best: Tensor, highest: Tensor) -> tuple[Tensor, Tensor]:
-    """Take the new points where they are better; what is broken keeps the point that broke it."""
-    better = (margins > highest) & (highest <= 0)
-    return torch.where(better.view(-1, *[1] * (x.dim() - 1)), x, best), torch.where(better, margins, highest)
+@dataclass(frozen=True, kw_only=True)
+class MarginSearch(CosinePGD):
+    """Minimize the margin z_y - z_t over given targets t. Keeps the smallest margin found, broken or not."""
+
+    def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
+        assert aim is not None
+        loss = targeted_margin(problem.y, aim)
+        return self.highest(problem, loss, loss, stop=False)
+
+
+def _higher(x: Tensor, scores: Tensor, best: Tensor, highest: Tensor, stop: bool) -> tuple[Tensor, Tensor]:
+    """Keep the points of higher scores; with ``stop`` a point with a positive score is final."""
+    better = (scores > highest) & (highest <= 0) if stop else scores > highest
+    return torch.where(better.view(-1, *[1] * (x.dim() - 1)), x, best), torch.where(better, scores, highest)

@@ -10,7 +10,22 @@ from typing import Annotated
 import typer
 
 import classwise
-from classwise.cli import analyze, bench, check, compare, data, demo, evaluate, export, list_, site, study, table, train
+from classwise.cli import (
+    analyze,
+    bench,
+    check,
+    compare,
+    data,
+    demo,
+    evaluate,
+    export,
+    list_,
+    repair,
+    site,
+    study,
+    table,
+    train,
+)
 from classwise.cli.console import complain, note, say
 from classwise.cli.launch import leave
 
@@ -25,6 +40,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("evaluate")(evaluate.evaluate)
 app.command("train")(train.train)
+app.command("repair")(repair.repair)
 app.command("study")(study.study)
 app.command("compare")(compare.compare)
 app.command("table")(table.table)

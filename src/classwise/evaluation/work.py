@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from classwise.attacks.losses import margin
 from classwise.data import ImageSet, ordered
 from classwise.engine import give_back
 from classwise.errors import InputError
+from classwise.evaluation.batching import in_batches
 from classwise.evaluation.fast import Cascade
 from classwise.evaluation.gallery import Tried
 from classwise.evaluation.probes import QUERIES, choose, examine
@@ -306,23 +306,12 @@ class Work:
 
     def _each(self, task: str, pending: Bools, fill: Callable[[Ints], None]) -> None:
         """Fill what is pending in a column batch by batch, in smaller ones where memory does not hold them."""
-        rows = np.flatnonzero(pending)
-        self.progress.start(task, len(pending), len(pending) - len(rows))
-        while len(rows):
-            # Batches of one size each, not full ones and a small rest.
-            batch = rows[: math.ceil(len(rows) / math.ceil(len(rows) / self.batch_size))]
-            try:
-                fill(batch)
-            except torch.OutOfMemoryError as error:
-                if len(batch) == 1:
-                    raise InputError(f"{task}: there is no memory for a single image") from error
-                self.batch_size = self.fitted = len(batch) // 2
-                self.progress.advance(0, f"out of memory: going on in batches of {self.fitted}")
-                give_back(self.searcher)
-                continue
-            rows = rows[len(batch) :]
-            self._done(len(batch))
-        self.progress.finish()
+
+        def smaller(size: int) -> None:
+            self.batch_size = self.fitted = size
+            give_back(self.searcher)
+
+        in_batches(task, pending, self.batch_size, fill, self._saved, smaller, self.progress)
 
     def _images(self, rows: Ints) -> tuple[Tensor, Tensor, Tensor]:
         return next(ordered(self.images, self.verdicts.index[rows], len(rows), self.device))
@@ -345,7 +334,7 @@ class Work:
         finally:
             handle.remove()
 
-    def _done(self, amount: int) -> None:
-        self.progress.advance(amount)
+    def _saved(self) -> None:
+        """Save now and then."""
         if time.monotonic() - self.saved > SAVE_SECONDS:
             self.save()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 
 from classwise.errors import InputError, one_line, unknown
@@ -11,7 +14,9 @@ from classwise.files import read_json
 from classwise.models import MODELS
 from classwise.models.bounds import no_larger_than_its_weights
 from classwise.models.exported import WEIGHTS, exported, read_config
+from classwise.models.heads import Biased
 from classwise.models.hub import folder_of, transformers_model
+from classwise.models.normalize import normalized
 from classwise.models.onnx import OnnxModel
 from classwise.models.scripted import load_script
 from classwise.models.weights import SUFFIXES, load_weights, with_weights
@@ -162,22 +167,40 @@ def run_directory(spec: str) -> tuple[Path, str | None] | None:
 
 
 def _build_of_run(folder: Path, num_classes: int | None, in_channels: int | None) -> nn.Module:
-    """The architecture that a run was trained with, for the classes and channels it was trained on."""
+    """The architecture of a run's model, for the classes and channels it was made for."""
     path = folder / "run.json"
     if not path.is_file():
         raise InputError(f"{folder} is not a run directory: it has no run.json")
     run = read_json(path)
-    training = run.get("training") if isinstance(run, dict) else None
-    asked = training.get("asked") if isinstance(training, dict) else None
+    sections = [run.get(name) for name in ("training", "repair")] if isinstance(run, dict) else []
+    made = next((section for section in sections if section is not None), None)
+    asked = made.get("asked") if isinstance(made, dict) else None
     spec = asked.get("model") if isinstance(asked, dict) else None
-    if not isinstance(training, dict) or not isinstance(spec, str):
-        raise InputError(f"{path} is not that of a training run: it has no training.asked.model")
+    if not isinstance(made, dict) or not isinstance(asked, dict) or not isinstance(spec, str):
+        raise InputError(f"{path} is not that of a training or a repair: it has no asked.model")
     sizes = {}
     for key, wanted in (("num_classes", num_classes), ("in_channels", in_channels)):
-        value = training.get(key)
+        value = made.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{path}: training.{key} = {value!r}: expected a number from 1")
+            raise InputError(f"{path}: {key} = {value!r}: expected a number from 1")
         if wanted is not None and wanted != value:
             raise InputError(f"model {str(folder)!r} was trained with {key}={value}, but {wanted} are needed")
         sizes[key] = value
-    return build_model(spec, **sizes)
+    if run.get("training") is not None:
+        return build_model(spec, **sizes)
+    return _build_repaired(path, spec, asked, sizes)
+
+
+def _build_repaired(path: Path, spec: str, asked: Mapping[str, Any], sizes: Mapping[str, int]) -> nn.Module:
+    """The architecture of a repaired model: the original one, with what was put around it."""
+    if spec.partition(":")[0] in WHOLE:
+        model = _load_whole(spec, trust=False, num_classes=sizes["num_classes"], in_channels=sizes["in_channels"])
+    else:
+        model = build_model(spec, **sizes)
+    normalization = asked.get("normalization")
+    try:
+        if normalization is not None:
+            model = normalized(model, normalization["mean"], normalization["std"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: normalization = {normalization!r:.80}: {one_line(error, 80)}") from None
+    return Biased(model, torch.zeros(sizes["num_classes"])) if asked.get("wrapped") else model

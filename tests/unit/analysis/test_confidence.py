@@ -18,9 +18,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from classwise.analysis import Subject, confidence
-from classwise.analysis.confidence import BINS, bin_of, cvc, expected_calibration_error
+from classwise.analysis.confidence import cvc
 from classwise.analysis.look import look, look_attacked
 from classwise.errors import InputError
+from classwise.metrics.calibration import BINS, bin_of, expected_calibration_error
 from classwise.noise import ExampleNoise
 
 

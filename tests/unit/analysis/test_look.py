@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classwise.analysis.look import attack_of, head_of, linear_head, look, look_attacked
+from classwise.analysis.look import attack_of, linear_head, look, look_attacked
 from classwise.analysis.subject import Subject
 from classwise.errors import InputError
 from classwise.models import MODELS
+from classwise.models.heads import head_of
 from classwise.models.normalize import normalized
 
 

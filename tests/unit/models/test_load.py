@@ -180,11 +180,11 @@ def test_run_directory_that_does_not_fit(run):
     [
         (None, "is not a run directory: it has no run.json"),
         ("{", "not readable JSON"),
-        ("[]", "no training.asked.model"),
-        ("{}", "no training.asked.model"),
-        ('{"training": null}', "no training.asked.model"),
-        ('{"training": {"asked": {"model": 3}}}', "no training.asked.model"),
-        ('{"training": {"asked": {"model": "digits-cnn"}}}', "training.num_classes = None"),
+        ("[]", "no asked.model"),
+        ("{}", "no asked.model"),
+        ('{"training": null}', "no asked.model"),
+        ('{"training": {"asked": {"model": 3}}}', "no asked.model"),
+        ('{"training": {"asked": {"model": "digits-cnn"}}}', "num_classes = None"),
         (
             '{"training": {"asked": {"model": "digits-cnn"}, "num_classes": true, "in_channels": 1}}',
             "num_classes = True",

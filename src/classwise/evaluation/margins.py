@@ -1,0 +1,192 @@
+"""Search for the margin matrix: targeted attacks on every example, run once, whatever the class biases will be.
+
+The targeted margin loss z_y - z_j changes by a constant when biases are added to the logits, so neither its gradient
+nor the image it finds depends on them. Every class among the likeliest is attacked by a few steps, then the nearest
+ones by more. All margins are those of the model itself in float32 on inputs verified to lie in the ball; each verified
+point bounds the margins over all classes, not only the one that was attacked.
+"""
+
+# B batch, K classes, N examples, T targets
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from classwise.attacks.cosine_pgd import MarginSearch
+from classwise.data import ImageSet, ordered
+from classwise.engine import EngineName, give_back, searcher
+from classwise.errors import InputError
+from classwise.evaluation.batching import in_batches
+from classwise.evaluation.evaluate import count_classes, fitting_batch
+from classwise.evaluation.work import SAVE_SECONDS, answers
+from classwise.files import digest, digest_json
+from classwise.forward import blamed_on_the_model, device_of, has_gradients
+from classwise.metrics.counts import Ints
+from classwise.models.weights import digest_model
+from classwise.noise import ExampleNoise
+from classwise.progress import SILENT, Progress
+from classwise.rundir import versions
+from classwise.storage.margins import SCHEMA, Margins
+from classwise.threat import Threat
+
+MOST_TARGETS = 19
+"""Wrong classes attacked by default; of more classes than that, the likeliest."""
+PROBABLE = 1e-3
+"""Outputs whose rows sum to one within this, all between 0 and 1, are probabilities."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarginSettings:
+    """Effort of the search."""
+
+    steps: int = 20
+    """Steps towards every target."""
+    more_steps: int = 60
+    """Steps of a second search, towards the nearest targets."""
+    nearest: int = 3
+    """How many targets the second search covers."""
+    targets: int | None = None
+    """Wrong classes to attack, the likeliest first. Default: all, at most 19."""
+    seed: int = 0
+
+    def chosen(self, num_classes: int) -> int:
+        """The number of targets for this many classes."""
+        if self.targets is not None and not 1 <= self.targets <= num_classes - 1:
+            raise InputError(f"targets must be between 1 and {num_classes - 1}, got {self.targets}")
+        return self.targets or min(MOST_TARGETS, num_classes - 1)
+
+
+def find_margins(
+    model: nn.Module,
+    images: ImageSet,
+    index: Ints,
+    threat: Threat,
+    *,
+    settings: MarginSettings | None = None,
+    batch_size: int | None = None,
+    engine: EngineName = "auto",
+    file: Path | None = None,
+    progress: Progress = SILENT,
+) -> Margins:
+    """Compute the margin matrix of the examples at ``index``.
+
+    With ``file`` the table is saved there as it grows. A table of the same model, images and settings found there is
+    completed, any other is replaced.
+    """
+    settings = settings or MarginSettings()
+    index = np.asarray(index, dtype=np.int64)
+    num_classes = count_classes(model, images)
+    if not has_gradients(model):
+        raise InputError("the model has no gradients, which the search for margins needs")
+    targets = settings.chosen(num_classes)
+    what = {
+        "schema": SCHEMA,
+        "data": f"{images.name}/{images.split}",
+        "digest": images.digest(),
+        "norm": threat.norm,
+        "eps": threat.text,
+        "targets": targets,
+        "steps": [settings.steps, settings.more_steps],
+        "nearest": min(settings.nearest, targets),
+        "seed": settings.seed,
+        "engine": engine,
+        "model": digest_model(model),
+        "versions": {name: versions()[name] for name in ("classwise", "torch")},
+    }
+    fingerprint = digest_json([what, digest(np.ascontiguousarray(index).data.cast("B"))])
+    margins = Margins.pending(index, images.labels[index], num_classes, {**what, "fingerprint": fingerprint})
+    if file is not None and file.is_file():
+        saved = Margins.load(file)
+        margins = saved if saved.info.get("fingerprint") == fingerprint else margins
+    if margins.complete:
+        return margins
+    _check_logits(model, images, index)
+    size = batch_size or fitting_batch(images, device_of(model))
+    some = next(ordered(images, index[:size], size, device_of(model)))[0]
+    search = _Search(model, searcher(model, some, engine), images, margins, threat, settings, targets)
+    saved_at = time.monotonic()
+
+    def save(*, now: bool = False) -> None:
+        nonlocal saved_at
+        if file is not None and (now or time.monotonic() - saved_at > SAVE_SECONDS):
+            margins.save(file)
+            saved_at = time.monotonic()
+
+    try:
+        task = f"margins of {images.name}/{images.split}"
+        in_batches(task, margins.missing, size, search.fill, save, search.smaller, progress)
+    finally:
+        give_back(search.searched)
+        save(now=True)
+    return margins if file is None else Margins.load(file)  # in half precision, whether computed now or read
+
+
+class _Search:
+    """The attacks on one batch after the other; fills the table in place."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        searched: nn.Module,
+        images: ImageSet,
+        margins: Margins,
+        threat: Threat,
+        settings: MarginSettings,
+        targets: int,
+    ) -> None:
+        self.model, self.searched, self.images, self.margins, self.threat = model, searched, images, margins, threat
+        self.settings, self.targets = settings, targets
+        self.device = device_of(model)
+
+    def fill(self, batch: Ints) -> None:
+        """Compute some rows of the table."""
+        x, y, index = next(ordered(self.images, self.margins.index[batch], len(batch), self.device))
+        natural = answers(self.model, x).float()
+        found = _margins(natural, y)
+        likeliest = found.argsort(dim=1, stable=True)[:, : self.targets]
+        found = self._lowered(found, x, y, index, likeliest, self.settings.steps)
+        nearest = found.argsort(dim=1, stable=True)[:, : min(self.settings.nearest, self.targets)]
+        found = self._lowered(found, x, y, index, nearest, self.settings.more_steps)
+        self.margins.natural[batch], self.margins.attacked[batch] = natural.cpu().numpy(), found.cpu().numpy()
+
+    def smaller(self, _: int) -> None:
+        """Free the memory of graphs before smaller batches."""
+        give_back(self.searched)
+
+    def _lowered(self, found: Tensor, x: Tensor, y: Tensor, index: Tensor, targets: Tensor, steps: int) -> Tensor:
+        """(B, K) margins after attacks towards each column of targets (B, T)."""
+        if not steps:
+            return found
+        search = MarginSearch(eps=self.threat.text, norm=self.threat.norm, steps=steps)
+        stream = int(digest(str(self.settings.seed), repr(search))[:15], 16)
+        ball = self.threat.ball(x)
+        for number, target in enumerate(targets.unbind(1)):
+            noise = ExampleNoise(stream, index).fork([number])
+            with blamed_on_the_model("in the search for margins"):
+                x_adv = search(self.searched, x, y, generator=noise, targets=target)
+            inside = ball.contains(x_adv)
+            logits = answers(self.model, torch.where(inside[:, None, None, None], x_adv, x)).float()
+            found = torch.minimum(found, _margins(logits, y))
+        return found
+
+
+def _margins(logits: Tensor, y: Tensor) -> Tensor:
+    """(B, K) z_y - z_j, infinite at the label."""
+    return (logits.gather(1, y[:, None]) - logits).scatter(1, y[:, None], torch.inf)
+
+
+def _check_logits(model: nn.Module, images: ImageSet, index: Ints) -> None:
+    """Refuse probabilities: adding a bias to them is not adding it to the logits."""
+    x = next(ordered(images, index[:64], 64, device_of(model)))[0]
+    outputs = answers(model, x)
+    sums = outputs.sum(1)
+    if bool((outputs >= 0).all()) and bool(((sums - 1).abs() <= PROBABLE).all()):
+        raise InputError(
+            "the model returns probabilities, not logits: margins and class biases need the values before the softmax"
+        )

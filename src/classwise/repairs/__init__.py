@@ -1,0 +1,1 @@
+"""Repair of a finished model's worst class. May import ``evaluation`` and what lies below it; never ``analysis``."""

@@ -1,0 +1,311 @@
+"""A repair from beginning to end: images, method, repaired run directory, verdict, page."""
+
+# N examples, K classes
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from classwise.data import ImageSet
+from classwise.errors import InputError
+from classwise.evaluation.evaluate import Question
+from classwise.files import digest, digest_json
+from classwise.models.heads import Biased
+from classwise.models.normalize import Normalized
+from classwise.models.weights import digest_model
+from classwise.plugins import absolute
+from classwise.progress import SILENT, Progress
+from classwise.repairs.fit import Fit
+from classwise.repairs.images import FittingImages
+from classwise.repairs.methods.base import Case, Method, Repaired, settings_text
+from classwise.repairs.verdict import delivered, judged
+from classwise.reporting import ClassReport
+from classwise.reporting.repair import Accuracies, FittedOn, FrontierPoint, RepairReport, load_repair
+from classwise.reporting.report import Result, ThreatInfo
+from classwise.rundir import RunDirectory, versions
+from classwise.storage.margins import Margins
+from classwise.threat import Threat
+from classwise.training.checkpoint import save_weights
+
+NO_CHANGE = "unchanged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Original:
+    """The model to repair, and where it came from."""
+
+    model: nn.Module
+    info: dict[str, Any]
+    """What reports say of it."""
+    spec: str | None
+    """Of its architecture, or of the whole model; None for one in memory."""
+    num_classes: int
+    in_channels: int
+    trained: Mapping[str, Any]
+    """The recipe it was trained by, where it is known."""
+    data_digest: str | None
+    """Of the images it was trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judges:
+    """The test images of the verdict, and what is attacked how."""
+
+    images: ImageSet
+    question: Question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """A finished repair."""
+
+    model: nn.Module
+    """The repaired model."""
+    report: RepairReport
+    directory: Path | None
+    before: ClassReport | None = None
+    after: ClassReport | None = None
+    """Reports of the original and of the repaired model on test images."""
+    margins: Margins | None = None
+
+    @property
+    def biases(self) -> list[float] | None:
+        """What was added to the logits, by class; None for a method that changes more."""
+        return self.report.biases
+
+
+def run_repair(
+    original: Original,
+    fitting: FittingImages,
+    case: Case,
+    name: str,
+    method: Method,
+    *,
+    judges: Judges | None,
+    directory: RunDirectory | None,
+    resume: bool,
+    progress: Progress = SILENT,
+) -> Repair:
+    """Repair a model, keep the result and judge it."""
+    choice = _choice(case)
+    asked = {
+        "method": name,
+        "settings": settings_text(method),
+        "choice": choice,
+        "data": f"{fitting.images.name}/{fitting.images.split}",
+        "threat": f"{case.threat.norm} {case.threat.text}",
+        "seed": case.seed,
+        "targets": case.targets,
+        "source": {key: value for key, value in original.info.items() if key != "trained"},
+    }
+    if directory is not None:
+        index = digest(np.ascontiguousarray(fitting.index).data.cast("B"))
+        identity = [asked, digest_model(original.model), fitting.images.digest(), index]
+        fingerprint = digest_json([identity, versions()["classwise"], versions()["torch"]])
+        directory.claim("repair", fingerprint, {"asked": asked}, resume=resume)
+    repaired = method(case)
+    report = _report(original, fitting, case, name, method, choice, repaired)
+    if directory is not None:
+        _keep(original, repaired, asked, directory)
+        report.to_json(directory.repair)
+    before = after = None
+    if judges is not None:
+        began = time.perf_counter()
+        first = None if directory is None else RunDirectory(directory.path / "before")
+        common: dict[str, Any] = {"trained_on": original.data_digest, "progress": progress, "command": None}
+        one = judged(
+            original.model,
+            judges.images,
+            judges.question,
+            model_info=original.info,
+            directory=first,
+            repaired=False,
+            resume=resume or (first is not None and first.read().get("evaluation") is not None),
+            **common,
+        )
+        other = judged(
+            repaired.model,
+            judges.images,
+            judges.question,
+            model_info=_info(original, report, directory),
+            directory=directory,
+            repaired=True,
+            resume=resume,
+            **common,
+        )
+        seconds = {**report.seconds, "verdict": round(time.perf_counter() - began, 3)}
+        report = report.model_copy(update={"delivered": delivered(one, other), "seconds": seconds})
+        before, after = one.report, other.report
+    if directory is not None:
+        report.to_json(directory.repair)
+        report.to_html(directory.path / "repair.html")
+        directory.finish("repair")
+    return Repair(
+        model=repaired.model,
+        report=report,
+        directory=None if directory is None else directory.path,
+        before=before,
+        after=after,
+        margins=repaired.margins,
+    )
+
+
+def _choice(case: Case) -> str:
+    return f"the rule {case.rule}" if case.floor is None else f"a floor of {100 * case.floor:g}%"
+
+
+def _report(
+    original: Original,
+    fitting: FittingImages,
+    case: Case,
+    name: str,
+    method: Method,
+    choice: str,
+    repaired: Repaired,
+) -> RepairReport:
+    classes = list(fitting.images.classes or (str(label) for label in range(original.num_classes)))
+    counts = np.bincount(fitting.images.labels[fitting.index], minlength=len(classes))
+    threat = case.threat
+    fitted_on = FittedOn(
+        data=fitting.images.name,
+        split=fitting.images.split,
+        n=len(fitting.index),
+        per_class=counts.tolist(),
+        digest=fitting.images.digest(),
+        origin=fitting.origin,
+    )
+    plain: dict[str, Any] = {
+        "model": {key: value for key, value in original.info.items() if key != "trained"},
+        "method": name,
+        "settings": settings_text(method),
+        "classes": classes,
+        "threat": ThreatInfo(norm=threat.norm, eps=threat.eps, eps_text=threat.text),
+        "choice": choice,
+        "fitted_on": fitted_on if type(method).uses_images else None,
+        "layer": repaired.layer,
+        "seconds": repaired.seconds,
+        "notes": [*(fitting.notes if type(method).uses_images else []), *repaired.notes],
+    }
+    if repaired.fit is None or repaired.margins is None:
+        return RepairReport(**plain)
+    fit, margins = repaired.fit, repaired.margins
+    return RepairReport(
+        **plain,
+        search={key: margins.info[key] for key in ("targets", "steps", "nearest", "seed")},
+        biases=[round(float(bias), 5) for bias in fit.biases],
+        weight=fit.weight,
+        frontier=_frontier(fit),
+        before=_accuracies(margins, np.zeros(margins.num_classes), classes),
+        promised=Accuracies(
+            natural=_survival(margins.label, fit.held_out_natural, classes),
+            robust=_survival(margins.label, fit.held_out_robust, classes),
+        ),
+    )
+
+
+def _frontier(fit: Fit) -> list[FrontierPoint]:
+    return [
+        FrontierPoint(
+            weight=round(point.weight, 5),
+            average=_percent(point.held_out.average),
+            worst=_percent(point.held_out.worst),
+            tenth=_percent(point.held_out.tenth),
+            fitted_average=_percent(point.fitted.average),
+            fitted_worst=_percent(point.fitted.worst),
+            biases=[round(float(bias), 5) for bias in point.biases],
+        )
+        for point in (fit.start, *fit.points)
+    ]
+
+
+def _accuracies(margins: Margins, biases: np.ndarray, classes: list[str]) -> Accuracies:
+    def kept(matrix: np.ndarray) -> np.ndarray:
+        rows = np.arange(len(margins))
+        shifted = matrix - biases
+        shifted[rows, margins.label] = np.inf
+        return np.asarray(shifted.min(axis=1) + biases[margins.label] > 0)
+
+    return Accuracies(
+        natural=_survival(margins.label, kept(margins.without_attack), classes),
+        robust=_survival(margins.label, kept(margins.attacked), classes),
+    )
+
+
+def _survival(label: np.ndarray, kept: np.ndarray, classes: list[str]) -> Result:
+    """A result of examples of which only whether they stay correct is known."""
+    elsewhere = np.where(label == 0, 1, 0)
+    return Result.from_predictions(label, np.where(kept, label, elsewhere), classes)
+
+
+def _percent(share: float) -> float:
+    return round(100 * share, 4)
+
+
+def _keep(original: Original, repaired: Repaired, asked: dict[str, Any], directory: RunDirectory) -> None:
+    """Write the repaired model so that the directory can be loaded as one."""
+    inner = repaired.model.model if isinstance(repaired.model, Biased) else repaired.model
+    normalization = None
+    if original.spec is not None and isinstance(inner, Normalized) and "normalize=" not in original.spec:
+        layer = inner.normalize  # it came with the weights, not from the architecture's spec
+        normalization = {"mean": layer.mean.flatten().tolist(), "std": layer.std.flatten().tolist()}
+    directory.note(
+        "repair",
+        asked={
+            **asked,
+            "model": None if original.spec is None else absolute(original.spec),
+            "wrapped": isinstance(repaired.model, Biased),
+            "normalization": normalization,
+        },
+        num_classes=original.num_classes,
+        in_channels=original.in_channels,
+        data_digest=original.data_digest,
+        trained=dict(original.trained),
+    )
+    save_weights(directory.checkpoints / "best.safetensors", repaired.model)
+
+
+def _info(original: Original, report: RepairReport, directory: RunDirectory | None) -> dict[str, Any]:
+    """What the report of the repaired model says of it."""
+    if directory is None:
+        return {"name": f"{original.info.get('name', 'model')} + {report.method}"}
+    return {
+        "name": directory.path.resolve().name,
+        "spec": str(directory.path),
+        "trained": repaired_recipe(original.trained, report.method, report.choice),
+    }
+
+
+def repaired_recipe(trained: Mapping[str, Any], method: str, choice: str) -> dict[str, Any]:
+    """The recipe of a repaired model: that of the original, with the repair."""
+    name = {"name": f"{trained['name']} + {method} repair"} if "name" in trained else {}
+    return {**trained, **name, "repair": {"name": method, "choice": choice}}
+
+
+def finished(directory: RunDirectory) -> RepairReport | None:
+    """The report of a repair that is complete, or None."""
+    if directory.read().get("repair", {}).get("finished") is None:
+        return None
+    return load_repair(directory.path)
+
+
+def check_floor(floor: float | None) -> float | None:
+    """A floor in percent as a share."""
+    if floor is None:
+        return None
+    if not 0 < floor < 100:
+        raise InputError(f"the floor is a percentage above 0 and below 100, got {floor:g}")
+    return floor / 100
+
+
+def check_threat(eps: float | str | None, norm: str | None, trained: Mapping[str, Any]) -> Threat:
+    """The radius to repair for: the one given, else that of the training, else 8/255."""
+    known = trained.get("eps"), trained.get("norm")
+    chosen = eps if eps is not None else known[0] if isinstance(known[0], str) else "8/255"
+    return Threat.parse(chosen, norm or (known[1] if isinstance(known[1], str) else "Linf"))

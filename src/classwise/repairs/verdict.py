@@ -1,0 +1,168 @@
+"""The verdict on a repair: the original and the repaired model under a fresh attack on test images."""
+
+# N examples, K classes
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from classwise.data import ImageSet, ordered
+from classwise.errors import InputError
+from classwise.evaluation.evaluate import Question, run_evaluation
+from classwise.evaluation.work import answers
+from classwise.forward import device_of
+from classwise.metrics.calibration import expected_calibration_error
+from classwise.progress import Progress
+from classwise.reporting import ClassReport, compare
+from classwise.reporting.comparison import Row
+from classwise.reporting.estimates import ClassEstimate, Estimate
+from classwise.reporting.repair import ClassOutcome, Delivered
+from classwise.rundir import RunDirectory
+from classwise.verdicts import NATURAL, Verdicts
+
+_BATCH = 500
+_ALARMING = ("warning", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One of the two models: its report, and its natural logits on the same images."""
+
+    report: ClassReport
+    logits: NDArray[np.float32]
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """The table behind the report."""
+        found = self.report.verdicts
+        assert found is not None
+        return found
+
+
+def judged(
+    model: nn.Module,
+    images: ImageSet,
+    question: Question,
+    *,
+    model_info: dict[str, Any],
+    trained_on: str | None,
+    directory: RunDirectory | None,
+    repaired: bool,
+    resume: bool,
+    command: str | None,
+    progress: Progress,
+) -> Judged:
+    """Evaluate one model, the repaired one into the directory that holds its repair."""
+    report = run_evaluation(
+        model,
+        images,
+        question,
+        model_info=model_info,
+        trained_on=trained_on,
+        directory=directory,
+        beside="repair" if repaired else None,
+        resume=resume,
+        command=command,
+        progress=progress,
+    )
+    if report.verdicts is None:
+        raise InputError("the evaluation left no verdicts")
+    batches = ordered(images, report.verdicts.index, _BATCH, device_of(model))
+    logits = np.concatenate([answers(model, x).float().cpu().numpy() for x, _, _ in batches])
+    return Judged(report=report, logits=logits)
+
+
+def delivered(before: Judged, after: Judged) -> Delivered:
+    """What the repair changed, class by class, with paired tests."""
+    comparison = compare(before.report, after.report, names=["before", "after"])
+    key = comparison.strongest
+    first, second = comparison[key]
+    natural_first, natural_second = comparison[NATURAL]
+    if first.worst is None or second.worst is None:
+        raise InputError("there are no test images to judge the repair on")
+    changes = {part.label: part for part in second.changes}
+    findings = after.report.sanity.findings
+    return Delivered(
+        data=f"{comparison.dataset.name}/{comparison.dataset.split}",
+        attack=key if key == NATURAL or len(before.report.attacks) != 1 else next(iter(before.report.attacks)),
+        average_before=first.overall,
+        average_after=second.overall,
+        average_change=_less(second.overall, first.overall),
+        average_p=None if second.change is None else second.change.p_value,
+        worst_before=_worst(first),
+        worst_after=_worst(second),
+        worst_before_corrected=first.worst.corrected,
+        worst_after_corrected=second.worst.corrected,
+        rho=second.rho,
+        natural_before=natural_first.overall,
+        natural_after=natural_second.overall,
+        natural_worst_before=None if natural_first.worst is None else natural_first.worst.value,
+        natural_worst_after=None if natural_second.worst is None else natural_second.worst.value,
+        ece_before=_ece(before, None),
+        ece_after=_ece(after, None),
+        corrupted_before=_corrupted(before, None),
+        corrupted_after=_corrupted(after, None),
+        by_class=[
+            ClassOutcome(
+                label=label,
+                name=name,
+                natural_before=_plain(natural_first.by_class[label]),
+                natural_after=_plain(natural_second.by_class[label]),
+                robust_before=_plain(first.by_class[label]),
+                robust_after=_plain(second.by_class[label]),
+                change=_less(second.by_class[label], first.by_class[label]),
+                p_value=changes[label].p_value if label in changes else None,
+                ece_before=_ece(before, label),
+                ece_after=_ece(after, label),
+                corrupted_before=_corrupted(before, label),
+                corrupted_after=_corrupted(after, label),
+            )
+            for label, name in enumerate(comparison.dataset.classes)
+        ],
+        findings=[f"{one.severity}: {one.text}" for one in findings if one.severity in _ALARMING],
+    )
+
+
+def _worst(row: Row) -> ClassEstimate:
+    assert row.worst is not None
+    return row.by_class[row.worst.label]
+
+
+def _plain(part: ClassEstimate) -> Estimate:
+    return Estimate(value=part.value, low=part.low, high=part.high, n=part.n)
+
+
+def _less(after: Estimate, before: Estimate) -> float:
+    return round((after.value or 0.0) - (before.value or 0.0), 4)
+
+
+def _rows(verdicts: Verdicts, label: int | None) -> NDArray[np.bool_]:
+    return np.ones(len(verdicts), dtype=bool) if label is None else np.asarray(verdicts.label == label)
+
+
+def _ece(one: Judged, label: int | None) -> float | None:
+    """The calibration error on natural images, in percent."""
+    rows = _rows(one.verdicts, label)
+    if not rows.any():
+        return None
+    logits = one.logits[rows].astype(np.float64)
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    confidence = 1 / shares.sum(axis=1)
+    right = logits.argmax(axis=1) == one.verdicts.label[rows]
+    return round(100 * expected_calibration_error(confidence, right), 4)
+
+
+def _corrupted(one: Judged, label: int | None) -> float | None:
+    """The mean accuracy over all corruptions, in percent."""
+    rows = _rows(one.verdicts, label)
+    columns: Mapping[str, Any] = one.verdicts.corrupted
+    if not columns or not rows.any():
+        return None
+    right = [float((column[rows] == one.verdicts.label[rows]).mean()) for column in columns.values()]
+    return round(100 * float(np.mean(right)), 4)

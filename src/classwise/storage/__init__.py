@@ -1,0 +1,1 @@
+"""Tables on disk. Imports ``errors``, ``files`` and ``metrics`` only; no torch."""
