@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"reporting", "engine", "storage"},
     "repairs": GROUND
     | {"plugins", "types", "forward", "noise", "threat", "engine", "attacks", "data", "models", "metrics", "verdicts"}
-    | {"rundir", "storage", "reporting", "training", "evaluation"},
+    | {"rundir", "storage", "reporting", "training", "evaluation", "objectives", "policies"},
     "suite": GROUND | {"attacks", "corruptions", "plugins", "threat", "verdicts"},
     "methods": GROUND | {"types", "threat", "models"},
     "recipes": GROUND | {"plugins", "threat", "training", "engine"},
@@ -61,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"data", "models", "engine", "training", "evaluation", "repairs", "reporting", "rundir", "workers"},
     "analysis": GROUND
     | {"types", "forward", "noise", "threat", "attacks", "suite", "data", "models", "metrics", "verdicts", "rundir"}
-    | {"reporting", "recipes", "policies", "plans", "api", "engine", "evaluation", "workers"},
+    | {"reporting", "recipes", "policies", "plans", "api", "engine", "evaluation", "workers", "storage", "repairs"},
     "studies": GROUND | {"analysis", "recipes", "reporting", "api", "workers"},
     "export": GROUND | {"models", "objectives", "reporting", "rundir"},
     "bench": GROUND

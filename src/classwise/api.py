@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from classwise.engine import EngineName
 from classwise.errors import InputError, one_line, unknown
 from classwise.evaluation.command import command
 from classwise.evaluation.evaluate import Question, count_classes, run_evaluation
+from classwise.evaluation.margins import MarginSettings, find_margins
 from classwise.files import digest_json
 from classwise.forward import device_of
 from classwise.models.load import load_model, run_directory
@@ -25,7 +27,7 @@ from classwise.plugins import absolute
 from classwise.progress import SILENT, Progress
 from classwise.recipes import Recipe, load_recipe
 from classwise.repairs.fit import RULES
-from classwise.repairs.images import fitting_images, images_to_judge
+from classwise.repairs.images import fitting_images, images_to_judge, validation_images
 from classwise.repairs.methods import METHODS, Case
 from classwise.repairs.run import Judges, Original, Repair, check_floor, check_threat, repaired_recipe, run_repair
 from classwise.reporting import ClassReport
@@ -56,6 +58,7 @@ def evaluate(
     engine: str = "auto",
     exhaustive: bool = False,
     until_worst_ci: float | None = None,
+    margins: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
     trust: bool = False,
@@ -70,14 +73,18 @@ def evaluate(
     model where there is one (auto), or on the model itself (eager); verdicts are always the model's own. ``exhaustive``
     lets the attack ``fast`` run the whole ensemble on all that its cascade left. ``until_worst_ci`` attacks only as
     many examples of each class as it takes to know the accuracy of the worst class to within so many points. With
-    ``out`` the verdicts and the report are kept there, and an interrupted evaluation can be resumed. ``trust`` lets a
-    model that is a program (``torchscript:FILE``) run.
+    ``out`` the verdicts and the report are kept there, and an interrupted evaluation can be resumed. ``margins`` also
+    saves there the margin matrix of the images, and that of the validation images of a run directory: what
+    ``classwise repair`` and ``analyze bias-share`` compute from. ``trust`` lets a model that is a program
+    (``torchscript:FILE``) run.
     """
+    if margins and out is None:
+        raise InputError("margins are saved in a directory: give out too")
     images = load_data(data, split=split, classes=None if classes is None else tuple(classes), progress=progress)
     loaded, run = _loaded(model, weights, images, device, trust=trust)
     suite = read_suite(attacks, eps, norm, exhaustive=exhaustive)
     directory = None if out is None else RunDirectory(Path(out).expanduser())
-    return run_evaluation(
+    report = run_evaluation(
         loaded,
         images,
         Question(
@@ -109,12 +116,27 @@ def evaluate(
                 "engine": engine,
                 "exhaustive": exhaustive,
                 "until_worst_ci": until_worst_ci,
+                "margins": margins,
                 "out": out,
                 "trust": trust,
             },
         ),
         progress=progress,
     )
+    if margins and directory is not None and report.verdicts is not None:
+        find = partial(
+            find_margins,
+            loaded,
+            threat=suite.threat,
+            settings=MarginSettings(seed=seed),
+            batch_size=batch_size,
+            engine=checked_engine(engine),
+            progress=progress,
+        )
+        find(images, report.verdicts.index, file=directory.margins)
+        if run is not None and (held_out := validation_images(run, progress)) is not None:
+            find(*held_out, file=directory.validation_margins)
+    return report
 
 
 def repair(
@@ -194,6 +216,7 @@ def repair(
         )
         judges = Judges(images=images, question=question)
     directory = None if out is None else RunDirectory(Path(out).expanduser())
+    known = None if run is None else RunDirectory(run).validation_margins
     case = Case(
         model=loaded,
         images=fitting.images,
@@ -207,6 +230,7 @@ def repair(
         engine=checked_engine(engine),
         targets=targets,
         margins_file=None if directory is None else directory.validation_margins,
+        known_margins=known,
         progress=progress,
     )
     return run_repair(
@@ -260,6 +284,8 @@ class Run:
     recipe: Recipe
     outcome: Outcome
     classes: tuple[str, ...]
+    repaired: Path | None = None
+    """The run directory of the repair that the recipe ends with."""
 
     def load(self, which: str = "best") -> nn.Module:
         """The trained model: ``best`` on validation, or ``last``."""
@@ -342,9 +368,33 @@ def _train(
         if team.leads:
             job.directory.finish("training", **best)
     return [
-        Run(directory=directory.path, recipe=recipe, outcome=outcome, classes=plan.task.classes)
+        Run(
+            directory=directory.path,
+            recipe=recipe,
+            outcome=outcome,
+            classes=plan.task.classes,
+            repaired=_repaired(directory, recipe, team, progress),
+        )
         for (directory, recipe), plan, outcome in zip(read.items(), plans, outcomes, strict=True)
     ]
+
+
+def _repaired(directory: RunDirectory, recipe: Recipe, team: Team, progress: Progress) -> Path | None:
+    """The repair that a recipe ends with, fitted to the run's validation images; it is judged by later evaluations."""
+    wanted = recipe.repair
+    if wanted is None:
+        return None
+    out = directory.path / "repaired"
+    if team.leads:
+        settings: dict[str, Any] = {"floor": wanted.floor, "rule": wanted.rule, "method": wanted.method}
+        how: dict[str, Any] = {"device": team.device, "seed": recipe.seed, "engine": recipe.engine}
+        data = recipe.data_at_the_end
+        try:
+            repair(directory.path, data, out=out, verdict=False, resume=True, progress=progress, **settings, **how)
+        except InputError as error:  # the training is finished and stays
+            warnings.warn(f"{directory.path} was trained but not repaired: {error}", stacklevel=2)
+            return None
+    return out
 
 
 def checked_engine(engine: str) -> EngineName:

@@ -146,6 +146,7 @@ def _check_validation(recipe: Recipe, policy: Policy) -> None:
         "patience": recipe.patience is not None,
         "fawa": recipe.fawa is not None,
         "guard": recipe.guard is not None,
+        "repair": recipe.repair is not None,
     }
     for what, wants in wanting.items():
         if wants:

@@ -9,6 +9,7 @@ from typing import Any
 
 from classwise.analysis.answer import Answer
 from classwise.analysis.background import background
+from classwise.analysis.bias_share import bias_share
 from classwise.analysis.bound import bound
 from classwise.analysis.confidence import confidence
 from classwise.analysis.confusion import confusion
@@ -80,6 +81,11 @@ QUESTIONS: dict[str, Question] = {
     "embedding": Question(ask=embedding, about="how the classes lie in the space of features"),
     "examples": Question(ask=examples, about="what the attack does to images of the weakest class"),
     "margins": Question(ask=margins, about="which radius breaks each image, class by class"),
+    "bias-share": Question(
+        ask=bias_share,
+        about="how much of the class differences, and of a method's gain, class biases explain",
+        takes=(1, MOST_RUNS),
+    ),
 }
 
 
@@ -109,6 +115,7 @@ __all__ = [
     "Subject",
     "ask",
     "background",
+    "bias_share",
     "bound",
     "confidence",
     "confusion",

@@ -17,6 +17,7 @@ from classwise.errors import InputError
 from classwise.models.load import load_model
 from classwise.reporting import ClassReport, load_report
 from classwise.rundir import RunDirectory
+from classwise.storage.margins import Margins
 from classwise.verdicts import NATURAL, Verdicts
 
 
@@ -60,6 +61,14 @@ class Subject:
         if self.report.verdicts is None:
             raise InputError(f"{self.path} holds no verdicts.parquet: evaluate the model into it first")
         return self.report.verdicts
+
+    @cached_property
+    def margins(self) -> Margins:
+        """The margin matrix of the evaluated images."""
+        file = RunDirectory(self.path).margins
+        if not file.exists():
+            raise InputError(f"{self.path} holds no {file.name}: evaluate the model into it with --margins")
+        return Margins.load(file)
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:

@@ -51,6 +51,9 @@ def evaluate(
     until_worst_ci: Annotated[
         float | None, typer.Option(help="Stop when the worst class is known to so many points, as 2. [default: never]")
     ] = None,
+    margins: Annotated[
+        bool, typer.Option("--margins", help="Also save the margin matrix, for repair and analysis of class biases.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Let a model that is a program run (torchscript:).")] = False,
     figures: Annotated[Path | None, typer.Option(help="Draw the charts as SVG and PNG into this folder.")] = None,
@@ -76,6 +79,7 @@ def evaluate(
         engine=engine,
         exhaustive=exhaustive,
         until_worst_ci=until_worst_ci,
+        margins=margins,
         out=out,
         resume=resume,
         trust=trust,

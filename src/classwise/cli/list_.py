@@ -23,6 +23,7 @@ class Kind(StrEnum):
     RECIPES = "recipes"
     ANALYSES = "analyses"
     STUDIES = "studies"
+    REPAIRS = "repairs"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the names as JSON.")] = False,
 ) -> None:
-    """List attacks, methods, models, data sets, recipes, analyses or studies with their settings."""
+    """List attacks, methods, models, data sets, recipes, analyses, studies or repairs with their settings."""
     tables = _TABLES[kind]()
     if as_json:
         say_json([row[0] for part in tables if part.named for row in part.rows])
@@ -129,6 +130,13 @@ def _studies() -> list[Listing]:
     return [Listing("studies", rows, ["name", "runs", "what it is"])]
 
 
+def _repairs() -> list[Listing]:
+    from classwise.repairs.methods import METHODS
+
+    rows = [[name, _settings(kind), getattr(kind, "about", "")] for name, kind in METHODS.items()]
+    return [Listing("repairs", rows)]
+
+
 _TABLES: Mapping[Kind, Callable[[], list[Listing]]] = {
     Kind.ATTACKS: _attacks,
     Kind.METHODS: _methods,
@@ -137,6 +145,7 @@ _TABLES: Mapping[Kind, Callable[[], list[Listing]]] = {
     Kind.RECIPES: _recipes,
     Kind.ANALYSES: _analyses,
     Kind.STUDIES: _studies,
+    Kind.REPAIRS: _repairs,
 }
 
 

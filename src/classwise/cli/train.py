@@ -95,6 +95,12 @@ def _show(run: Run) -> None:
             f"natural {number(best['natural']['overall'])}, under attack {number(best['robust']['overall'])}, worst "
             f"class {plain(run.classes[worst['label']])} at {number(worst['value'])}"
         )
+    if run.repaired is not None:
+        from classwise.reporting.repair import load_repair
+
+        for sentence in load_repair(run.repaired).sentences():
+            say(sentence)
+        out = run.repaired
     following = ["classwise", "evaluate", "--model", str(out), "--data", run.recipe.data_at_the_end]
     following += ["--eps", run.recipe.eps]
     following += [] if run.recipe.norm == "Linf" else ["--norm", run.recipe.norm]

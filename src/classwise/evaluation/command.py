@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-DEFAULTS = {"split": "test", "seed": 0, "engine": "auto", "exhaustive": False, "trust": False}
+DEFAULTS = {"split": "test", "seed": 0, "engine": "auto", "exhaustive": False, "margins": False, "trust": False}
 """What need not be said; besides what is None."""
 
 

@@ -72,12 +72,13 @@ def find_margins(
     batch_size: int | None = None,
     engine: EngineName = "auto",
     file: Path | None = None,
+    known: Path | None = None,
     progress: Progress = SILENT,
 ) -> Margins:
     """Compute the margin matrix of the examples at ``index``.
 
-    With ``file`` the table is saved there as it grows. A table of the same model, images and settings found there is
-    completed, any other is replaced.
+    With ``file`` the table is saved there as it grows. A table of the same model, images and settings found there, or
+    in the file ``known``, is completed; any other table in ``file`` is replaced.
     """
     settings = settings or MarginSettings()
     index = np.asarray(index, dtype=np.int64)
@@ -101,10 +102,14 @@ def find_margins(
     }
     fingerprint = digest_json([what, digest(np.ascontiguousarray(index).data.cast("B"))])
     margins = Margins.pending(index, images.labels[index], num_classes, {**what, "fingerprint": fingerprint})
-    if file is not None and file.is_file():
-        saved = Margins.load(file)
-        margins = saved if saved.info.get("fingerprint") == fingerprint else margins
+    for place in (file, known):
+        if place is not None and place.is_file():
+            saved = Margins.load(place)
+            if saved.info.get("fingerprint") == fingerprint and not (margins.complete and len(margins)):
+                margins = saved
     if margins.complete:
+        if file is not None and not file.is_file():
+            margins.save(file)
         return margins
     _check_logits(model, images, index)
     size = batch_size or fitting_batch(images, device_of(model))

@@ -43,6 +43,8 @@ class _Subject:
     spec: str
     """Of its architecture."""
     training: Mapping[str, Any] | None
+    repaired: Mapping[str, Any] | None = None
+    """How it was repaired after its training, if it was."""
 
 
 def export(run: str | Path, to: str | Path, *, weights: str | Path | None = None) -> Path:
@@ -65,7 +67,8 @@ def export(run: str | Path, to: str | Path, *, weights: str | Path | None = None
         write_text(folder / CODE, code)
         write_json(folder / NUMBERS, robustbench([report])[0])
         parameters = sum(parameter.numel() for parameter in subject.model.parameters())
-        card = model_card(report, architecture=subject.spec, parameters=parameters, training=subject.training)
+        made: dict[str, Any] = {"training": subject.training, "repaired": subject.repaired}
+        card = model_card(report, architecture=subject.spec, parameters=parameters, **made)
         write_text(folder / CARD, card)
     return to
 
@@ -76,6 +79,8 @@ def _subject(run: Path, report: ClassReport, weights: str | Path | None) -> _Sub
     folder, training = run, _training(run)
     if training is None and isinstance(asked, str) and (found := run_directory(asked)) is not None:
         folder, training = found[0], _training(found[0])  # it was evaluated somewhere else than trained
+    if (repaired := _repaired(folder)) is not None:
+        return repaired
     if weights is None and evaluated is not None:
         raise InputError(f"{run} holds no weights: give those that it was evaluated with ({evaluated}) as --weights")
     if weights is not None and Path(weights).name != evaluated:
@@ -90,6 +95,22 @@ def _subject(run: Path, report: ClassReport, weights: str | Path | None) -> _Sub
         return _Subject(model=load_model(f"{folder}@{which}"), spec=spec, training=training)
     model = load_model(asked, weights=weights, num_classes=len(report.dataset.classes))
     return _Subject(model=model, spec=spec, training=None)  # of these weights nothing more is known
+
+
+def _repaired(folder: Path) -> _Subject | None:
+    """The model of a repair's directory; None if the directory is that of a training."""
+    contents = RunDirectory(folder).read()
+    if "repair" not in contents or "training" in contents:
+        return None
+    made = contents["repair"]
+    asked = made.get("asked", {})
+    spec, trained = asked.get("model"), made.get("trained") or None
+    if not isinstance(spec, str) or Spec.parse(spec.partition(":")[0]).name not in MODELS:
+        raise InputError(f"the architecture {spec!r} is not a registered one: only those can be exported")
+    if asked.get("wrapped"):
+        raise InputError(f"the class biases of {folder} are in a wrapper around {spec!r}, which cannot be exported")
+    training = None if trained is None else {**made, "asked": trained}
+    return _Subject(model=load_model(str(folder)), spec=spec, training=training, repaired=asked)
 
 
 def _training(folder: Path) -> Mapping[str, Any] | None:

@@ -65,6 +65,16 @@ class PhaseChoice(BaseModel):
     size: int | None = Field(None, ge=1, description="as in augment")
 
 
+class RepairChoice(BaseModel):
+    """A repair at the end of a training, fitted to its validation images."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    floor: float | None = Field(None, gt=0, lt=100, description="lift the worst class to this percentage")
+    rule: Literal["rho", "worst", "tenth"] = Field("rho", description="without a floor: how to choose")
+    method: str = Field("bias", description="a repair method, perhaps with settings")
+
+
 class Recipe(BaseModel):
     """One training run, completely described."""
 
@@ -98,6 +108,7 @@ class Recipe(BaseModel):
     select: Rule = Field("robust+worst", description="what makes an epoch the best, on validation")
     patience: int | None = Field(None, ge=1, description="epochs without a better one after which training ends")
     guard: Table | None = Field(None, description="what to do about catastrophic overfitting")
+    repair: RepairChoice | None = Field(None, description="repair the best epoch into the directory ``repaired``")
     seed: int = Field(0, ge=0, lt=2**63)
 
     @field_validator(*SPECS, mode="before")
@@ -225,7 +236,12 @@ def _override(content: Table, key: str, value: Any) -> None:
 def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
-    tables: dict[str, type[BaseModel]] = {"augment": Augment, "data": DataChoice, "phases": PhaseChoice}
+    tables: dict[str, type[BaseModel]] = {
+        "augment": Augment,
+        "data": DataChoice,
+        "phases": PhaseChoice,
+        "repair": RepairChoice,
+    }
     known = (Recipe if len(first["loc"]) == 1 else tables.get(str(first["loc"][0]), Recipe)).model_fields
     if first["type"] == "extra_forbidden":
         return str(unknown("key", str(first["loc"][-1]), known))

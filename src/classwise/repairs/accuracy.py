@@ -29,7 +29,7 @@ from classwise.metrics.counts import Ints
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
-BANDWIDTH = 1.25
+BANDWIDTH = 1.5
 """Kernel width as a multiple of n^(-1/5) spreads."""
 _QUARTILES = 1.349
 """Interquartile range of a standard normal."""

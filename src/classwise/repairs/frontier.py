@@ -7,7 +7,7 @@ A point of the frontier maximizes
 where A_c are the smooth class accuracies, ``weak`` is the worst class or the mean of the weakest tenth, and s is the
 spread of the margins. A larger weight gives a higher weak value and a lower average. Two terms guard against noise with
 n examples a class: the penalty, 20 / n, keeps biases at zero unless they help, and ``weak`` is softened over classes
-within about a standard error of the weakest, any of which may turn out to be the weakest one on other images:
+within several standard errors of the weakest, any of which may turn out to be the weakest one on other images:
 
     weak(A) = min over w of  w @ A + r / 2 * |w|^2,    sum w = 1,  0 <= w_c <= 1 / k,
 
@@ -32,7 +32,7 @@ Weak = Literal["worst", "tenth"]
 WEIGHTS = tuple(float(weight) for weight in np.geomspace(0.02, 20.0, 22))
 """Weights of a frontier's points, from almost the average alone to almost the weak classes alone."""
 PENALTY = 20.0
-SOFTNESS = 1.0
+SOFTNESS = 8.0
 """In standard errors of a class accuracy."""
 _STEPS = 60
 

@@ -84,6 +84,21 @@ def fitting_images(
     )
 
 
+def validation_images(run: Path, progress: Progress = SILENT) -> tuple[ImageSet, Ints] | None:
+    """The images that the training of a run held out, where it did and they are at hand."""
+    directory = RunDirectory(run)
+    made = directory.made()
+    data = made.get("asked", {}).get("data")
+    name = data.get("name") if isinstance(data, dict) else None
+    if not isinstance(name, str) or not directory.validation.is_file():
+        return None
+    images = load_data(name, split="train", progress=progress)
+    if images.digest() != made.get("data_digest"):
+        return None
+    index = directory.held_out(len(images))
+    return (images, index) if len(index) else None
+
+
 def images_to_judge(data: Any, test: Any, fitting: ImageSet, progress: Progress) -> ImageSet:
     """The images a repair is judged on: ``test`` where given, else the test split of named data."""
     if test is None and not isinstance(data, str | Path):

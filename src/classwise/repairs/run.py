@@ -285,7 +285,7 @@ def _info(original: Original, report: RepairReport, directory: RunDirectory | No
 def repaired_recipe(trained: Mapping[str, Any], method: str, choice: str) -> dict[str, Any]:
     """The recipe of a repaired model: that of the original, with the repair."""
     name = {"name": f"{trained['name']} + {method} repair"} if "name" in trained else {}
-    return {**trained, **name, "repair": {"name": method, "choice": choice}}
+    return {**trained, **name, "repaired": {"name": method, "choice": choice}}
 
 
 def finished(directory: RunDirectory) -> RepairReport | None:

@@ -26,8 +26,15 @@ model = load(".")  # needs torch and safetensors, and nothing else; takes NCHW i
 """What a user types in the directory; a test runs it."""
 
 
-def model_card(report: ClassReport, *, architecture: str, parameters: int, training: Mapping[str, Any] | None) -> str:
-    """``README.md`` with the front matter of the Hugging Face hub. ``training``: what the run says of it."""
+def model_card(
+    report: ClassReport,
+    *,
+    architecture: str,
+    parameters: int,
+    training: Mapping[str, Any] | None,
+    repaired: Mapping[str, Any] | None = None,
+) -> str:
+    """``README.md`` with the front matter of the Hugging Face hub. ``training``, ``repaired``: the run's records."""
     return "\n".join(
         [
             *_front_matter(report),
@@ -50,6 +57,7 @@ def model_card(report: ClassReport, *, architecture: str, parameters: int, train
             "## How it was trained",
             "",
             *_trained(training),
+            *_repaired(repaired),
             "",
             "## How to load it",
             "",
@@ -138,6 +146,12 @@ def _trained(training: Mapping[str, Any] | None) -> Iterator[str]:
     if training.get("best_epoch") is not None:
         rule = escaped(str(training.get("rule")))
         yield from ("", f"The best epoch by {rule} on validation images was {escaped(str(training['best_epoch']))}.")
+
+
+def _repaired(repaired: Mapping[str, Any] | None) -> Iterator[str]:
+    if repaired is not None:
+        method, choice, data = (escaped(str(repaired.get(key))) for key in ("method", "choice", "data"))
+        yield from ("", f"It was then repaired by the method {method}, chosen by {choice} on images of {data}.")
 
 
 def _quoted(text: str) -> str:

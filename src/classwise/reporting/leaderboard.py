@@ -231,10 +231,12 @@ def _architecture(report: ClassReport) -> str:
 
 
 def _method(trained: Mapping[str, Any]) -> str:
-    """Objective and policy: ``trades + wat``; an even policy goes without saying."""
+    """Objective, policy and repair: ``trades + wat + bias repair``; the uniform policy is not named."""
     if not trained:
         return UNKNOWN
     parts = [_name(trained.get(part)) for part in ("objective", "policy")]
+    repaired = _name(trained.get("repaired"))
+    parts += [f"{repaired} repair"] if repaired else []
     return " + ".join(part for part in parts if part not in ("", "uniform")) or UNKNOWN
 
 

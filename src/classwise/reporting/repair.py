@@ -164,9 +164,9 @@ class RepairReport(Part):
         on = self.fitted_on
         where = f"{on.n:,} images of {on.data}/{on.split} ({on.origin})"
         if not self.weight:
-            return [
-                f"Fitted to {where}: no class biases are better than none by {self.choice}. The model is unchanged."
-            ]
+            worst = _worst(self.before.robust)
+            why = "the worst class is above it" if "floor" in self.choice else "no class biases are better than none"
+            return [f"Fitted to {where} by {self.choice}: {why} ({worst}). The model is unchanged."]
         before, after = self.before.robust, self.promised.robust
         return [
             f"Fitted to {where} by {self.choice}. On held-out images the worst class goes from {_worst(before)} to "

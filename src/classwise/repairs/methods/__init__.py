@@ -6,9 +6,17 @@ from collections.abc import Callable
 
 from classwise.repairs.methods.base import Case, Method, Repaired
 from classwise.repairs.methods.bias import Bias
+from classwise.repairs.methods.finetune import Finetune
+from classwise.repairs.methods.head_sam import HeadSAM
+from classwise.repairs.methods.norms import Norms
+from classwise.repairs.methods.retrain import Retrain
 
 METHODS: dict[str, Callable[..., Method]] = {
     "bias": Bias,
+    "norms": Norms,
+    "head-sam": HeadSAM,
+    "retrain": Retrain,
+    "finetune": Finetune,
 }
 
 __all__ = ["METHODS", "Case", "Method", "Repaired"]

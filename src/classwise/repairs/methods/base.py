@@ -37,7 +37,9 @@ class Case:
     engine: EngineName = "auto"
     targets: int | None = None
     margins_file: Path | None = None
-    """Where the margin matrix is kept, or found."""
+    """Where the margin matrix is kept."""
+    known_margins: Path | None = None
+    """Where one may be found that was computed before."""
     progress: Progress = SILENT
 
 

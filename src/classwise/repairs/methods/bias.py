@@ -43,6 +43,7 @@ class Bias:
             batch_size=case.batch_size,
             engine=case.engine,
             file=case.margins_file,
+            known=case.known_margins,
             progress=case.progress,
         )
         searched = time.perf_counter()
