@@ -190,16 +190,18 @@ class BiasShare(Answer):
             found.append(self._gain(one, one.worst, "worst class"))
             if self._many:
                 found.append(self._gain(one, one.tenth, "weakest tenth"))
-            if own.average > base.profile.average:
+            if own.average > one.shifted.average:
                 found.append(
-                    f"{one.model} also raises the average by {own.average - base.profile.average:.1f} points, which is "
-                    "not part of this comparison."
+                    f"The average of {one.model}, {own.average:.1f}%, is higher than that of {base.model} with biases, "
+                    f"{one.shifted.average:.1f}%; the share does not include this difference."
                 )
             found += [
                 f"The class accuracies of {one.model} and {base.model} differ by {one.distance:.1f} points (root mean "
                 f"square). Biases that match {base.model} to {one.model} leave {one.distance_matched:.1f}, where "
                 f"sampling alone contributes {one.noise:.1f}: they explain {_told(one.explained)} of the squared "
-                "difference.",
+                "difference."
+                if one.explained.value is not None
+                else f"The class accuracies of {one.model} and {base.model} do not differ.",
                 f"With biases of its own {one.model} has a worst class of {one.repaired.worst.value:.1f}% at an "
                 f"average of {one.repaired.average:.1f}%; {base.model} with biases has {one.shifted.worst.value:.1f}% "
                 f"at {one.shifted.average:.1f}%.",
@@ -288,7 +290,11 @@ class BiasShare(Answer):
         return (
             f"{one.model}: class biases change the worst class from {before.worst.value:.1f}% ({before.worst.name}) to "
             f"{after.worst.value:.1f}% ({after.worst.name}) and the average from {before.average:.1f}% to "
-            f"{after.average:.1f}%. They remove {_told(shift.mcd_removed)} of the gap between classes (MCD) and "
+            f"{after.average:.1f}%."
+        ) + (
+            ""
+            if shift.mcd_removed.value is None
+            else f" They remove {_told(shift.mcd_removed)} of the gap between classes (MCD) and "
             f"{_told(shift.cv_removed)} of the class variance (CV)."
         )
 
@@ -298,8 +304,8 @@ class BiasShare(Answer):
             return f"{one.model} does not raise the {what} over {base}: {_told(part.gain, ' points', sign=True)}."
         weak = "" if part.share.low is not None else " The gain is not significant, so the share is uncertain."
         return (
-            f"{one.model} raises the {what} by {_told(part.gain, ' points')} over {base}. Biases alone raise that of "
-            f"{base} by {_told(part.reached, ' points')} at an average of {one.shifted.average:.1f}%: "
+            f"{one.model} raises the {what} by {_told(part.gain, ' points')} over {base}. Biases alone change that of "
+            f"{base} by {_told(part.reached, ' points', sign=True)} at an average of {one.shifted.average:.1f}%: "
             f"{_told(part.share)} of the gain.{weak}"
         )
 
@@ -465,14 +471,14 @@ def bias_share(*runs: Subject | str | Path, weak: Weak = "worst", seed: int = 0)
     """
     subjects = opened(runs, 1, MOST_RUNS)
     classes, tables = subjects[0].classes, _tables(subjects)
-    first = tables[0]
+    first, threat = tables[0], _threat(tables[0])
     fold = assigned(first.label, _HALVES, seed)
     images = _Images(first.label, classes, seed)
     names = names_apart(subjects)
     fitted = [_Fitted(table, fold, Objective(weak=weak)) for table in tables]
     return BiasShare(
         dataset=subjects[0].report.dataset.name,
-        threat=f"{first.info.get('norm')} eps = {first.info.get('eps')}",
+        threat=f"{threat.norm} eps = {threat.text}",
         weak=weak,
         n=len(first),
         classes=classes,
@@ -832,16 +838,19 @@ def _check_same(subject: Subject, table: Margins, first: Subject, base: Margins)
     same = np.array_equal(table.index, base.index) and np.array_equal(table.label, base.label)
     if not same or table.info.get("digest") != base.info.get("digest"):
         raise InputError(f"the margins of {subject.path} are of other images than those of {first.path}")
-    threats = [_threat(one) for one in (table, base)]
-    if threats[0] != threats[1]:
-        raise InputError(f"the margins of {subject.path} are for {threats[0]}, those of {first.path} for {threats[1]}")
+    one, other = _threat(table), _threat(base)
+    if (one.norm, one.eps) != (other.norm, other.eps):
+        raise InputError(
+            f"the margins of {subject.path} are for {one.norm} eps = {one.text}, those of {first.path} for "
+            f"{other.norm} eps = {other.text}"
+        )
     for name in ("targets", "steps", "nearest"):
-        if (one := table.info.get(name)) != (other := base.info.get(name)):
+        if table.info.get(name) != base.info.get(name):
             raise InputError(
-                f"the margins of {subject.path} were searched with {name} = {one}, those of {first.path} with {other}"
+                f"the margins of {subject.path} were searched with {name} = {table.info.get(name)}, those of "
+                f"{first.path} with {base.info.get(name)}"
             )
 
 
-def _threat(table: Margins) -> tuple[str, float]:
-    threat = Threat.parse(str(table.info.get("eps")), str(table.info.get("norm")))
-    return threat.norm, threat.eps
+def _threat(table: Margins) -> Threat:
+    return Threat.parse(str(table.info.get("eps")), str(table.info.get("norm")))

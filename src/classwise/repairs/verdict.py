@@ -17,6 +17,7 @@ from classwise.errors import InputError
 from classwise.evaluation.evaluate import Question, run_evaluation
 from classwise.evaluation.work import answers
 from classwise.forward import device_of
+from classwise.metrics import confusion_matrix
 from classwise.metrics.calibration import expected_calibration_error
 from classwise.progress import Progress
 from classwise.reporting import ClassReport, compare
@@ -26,6 +27,8 @@ from classwise.reporting.repair import ClassOutcome, Delivered
 from classwise.rundir import RunDirectory
 from classwise.verdicts import NATURAL, Verdicts
 
+MOST_EXCHANGED = 50
+"""Classes up to which the exchange between classes is listed."""
 _BATCH = 500
 _ALARMING = ("warning", "error")
 
@@ -125,8 +128,22 @@ def delivered(before: Judged, after: Judged) -> Delivered:
             )
             for label, name in enumerate(comparison.dataset.classes)
         ],
+        exchange=_exchange(before.verdicts, after.verdicts, key, len(comparison.dataset.classes)),
         findings=[f"{one.severity}: {one.text}" for one in findings if one.severity in _ALARMING],
     )
+
+
+def _exchange(before: Verdicts, after: Verdicts, key: str, num_classes: int) -> list[list[int]]:
+    """Images of each class (row) that are no longer taken for another (column), less those that now are."""
+    if num_classes > MOST_EXCHANGED:
+        return []
+    first, second = (
+        confusion_matrix(one.label, one.predictions(key), num_classes).astype(np.int64) for one in (before, after)
+    )
+    change = first - second
+    np.fill_diagonal(change, 0)
+    found: list[list[int]] = change.tolist()
+    return found
 
 
 def _worst(row: Row) -> ClassEstimate:

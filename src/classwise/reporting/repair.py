@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from classwise.errors import InputError
 from classwise.files import read_json, write_json, write_text
 from classwise.reporting.estimates import ClassEstimate, Estimate, share
-from classwise.reporting.figures import READABLE, Figure, Series, bars, points
+from classwise.reporting.figures import READABLE, Figure, Series, bars, heatmap, points
 from classwise.reporting.part import Part
 from classwise.reporting.report import Corrected, Result, ThreatInfo
 from classwise.reporting.tables import Table
@@ -103,6 +103,8 @@ class Delivered(Part):
     corrupted_before: float | None
     corrupted_after: float | None
     by_class: list[ClassOutcome]
+    exchange: list[list[int]] = Field(default_factory=list)
+    """Row c, column j: images of class c that are no longer taken for class j under attack, less those that now are."""
     findings: list[str] = Field(default_factory=list)
     """Findings of the evaluation of the repaired model, as ``severity: text``."""
 
@@ -208,6 +210,8 @@ class RepairReport(Part):
         found = [self._frontier_figure()] if self.frontier and self.before and self.promised else []
         if self.delivered is not None:
             found += self._class_figures(self.delivered)
+            if self.delivered.exchange:
+                found.append(self._exchange_figure(self.delivered))
         if self.biases is not None and len(self.classes) <= READABLE:
             found.append(
                 bars(
@@ -361,6 +365,21 @@ class RepairReport(Part):
                 ]
                 for one in self.frontier
             ],
+        )
+
+    def _exchange_figure(self, found: Delivered) -> Figure:
+        return heatmap(
+            [
+                [None if row == column else float(count) for column, count in enumerate(counts)]
+                for row, counts in enumerate(found.exchange)
+            ],
+            title="Which class gave to which",
+            alt="A matrix of images gained and lost: each row a true class, each column the class its images are taken "
+            f"for under {found.attack}.",
+            names=self.classes,
+            x="taken for",
+            y="true class",
+            unit="images",
         )
 
     def _listed(self, found: Delivered) -> list[ClassOutcome]:

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
@@ -74,7 +75,7 @@ LEAST, MOST = 0.01, 2.01
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune:
-    """The whole network, trained on for a few epochs."""
+    """Adversarial training of the whole network for a few epochs, from its present weights."""
 
     about: ClassVar[str] = "whole network fine-tuned for two epochs (how=faal or spectral)"
     uses_images: ClassVar[bool] = True
@@ -117,13 +118,14 @@ class Finetune:
         return WeightPerturbation(gamma=self.awp) if self.awp and self.how == "faal" else None
 
     def __call__(self, case: Case) -> Repaired:
+        began = time.perf_counter()
         plan = self.plan(case)
         with tempfile.TemporaryDirectory() as folder:
             directory = RunDirectory(Path(folder) / "finetune")
             fit([Job(plan, directory, resume=False)], case.progress)
             model = copy.deepcopy(case.model)
             load_weights(model, directory.checkpoints / "last.safetensors")
-        return Repaired(model=model)
+        return Repaired(model=model, seconds={"training": round(time.perf_counter() - began, 3)})
 
     def plan(self, case: Case) -> Plan:
         """The training of a copy of the model."""

@@ -26,6 +26,7 @@ and the gradient of a class is that of a softmax regression, (p - e_y) (f, 1)^T 
 from __future__ import annotations
 
 import copy
+import time
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -72,6 +73,7 @@ class HeadSAM:
         return SGD(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def __call__(self, case: Case) -> Repaired:
+        began = time.perf_counter()
         model = copy.deepcopy(case.model)
         head, device = plain_head(model, case.images), device_of(model)
         attack = PGD(steps=self.steps).within(case.threat)
@@ -98,7 +100,7 @@ class HeadSAM:
                     put_back(weights, head)
                     case.progress.advance()
         case.progress.finish()
-        return Repaired(model=model)
+        return Repaired(model=model, seconds={"training": round(time.perf_counter() - began, 3)})
 
 
 def class_gradient(weights: Tensor, features: Tensor, y: Tensor) -> Tensor:

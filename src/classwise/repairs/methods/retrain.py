@@ -8,12 +8,13 @@ batches of these features:
 
 **Deviations**
 
-* The paper trains on natural images, since its models are not attacked. The adversarial images do not follow the
-  new layer, so the attack of an evaluation is stronger than the one trained on.
-* The layer starts from zeros instead of random numbers: the loss is convex, and the start leaves less of a trace.
-* Batches are balanced by order, not by chance: classes alternate, every image of the largest class comes once an epoch
-  and those of smaller classes are repeated. On balanced data an epoch is every image once.
-* Images are not augmented, and the learning rate decays by half a cosine, as in the paper.
+* The paper trains on natural images; its models are not attacked. The adversarial images are computed for the original
+  layer, not for the new one, so the new layer is usually weaker against a fresh attack than under these images.
+* The layer starts from zeros instead of random numbers. The loss is convex, so the start has little influence.
+* The paper draws the class of every image at random. Here classes alternate: every image of the largest class is used
+  once an epoch, and images of smaller classes are repeated. On balanced data an epoch uses every image once.
+* The learning rate decays by half a cosine, as in the paper; its value and the batch size are not the paper's. Images
+  are not augmented.
 """
 
 # N examples, K classes, D features
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,6 +68,7 @@ class Retrain:
         return SGD(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def __call__(self, case: Case) -> Repaired:
+        began = time.perf_counter()
         model = copy.deepcopy(case.model)
         head = plain_head(model, case.images)
         with torch.random.fork_rng(devices=[head.weight.device] if head.weight.is_cuda else []):
@@ -75,7 +78,7 @@ class Retrain:
         with torch.no_grad():
             for parameter, value in zip(head.parameters(), trained.parameters(), strict=True):
                 parameter.copy_(value)
-        return Repaired(model=model)
+        return Repaired(model=model, seconds={"training": round(time.perf_counter() - began, 3)})
 
     def features(self, case: Case, model: nn.Module, head: nn.Linear) -> tuple[Tensor, Tensor]:
         """(N, D) features of adversarial training images, in float32, and their labels."""

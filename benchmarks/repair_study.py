@@ -1,0 +1,227 @@
+"""How well a repair by class biases works, over random splits of images into fitting and judging ones.
+
+The margin matrix of all images of a split is computed once. For every number of fitting images a class and every seed,
+biases are fitted to random images and judged on the others by the same matrix; the frontier is read off at given
+losses of the average. With ``--attack``, some of the repaired models are then attacked afresh on the judging images,
+which says how far the matrix can be trusted. With ``--sweep``, one repaired model is attacked at other radii and
+under L2.
+
+    python benchmarks/repair_study.py --model resnet18 --weights trades.safetensors --data cifar10 --eps 8/255 \
+        --attack fast --sweep --out runs/repair-trades
+
+Images of the test split are divided here to measure the method; no model that is reported elsewhere is chosen on them.
+The matrix is kept in OUT, so a second call needs no search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import classwise as cw
+from classwise.api import pick_device
+from classwise.data import ImageSet, balanced_split, load_data
+from classwise.evaluation.margins import MarginSettings, find_margins
+from classwise.models.heads import with_biases
+from classwise.models.load import load_model
+from classwise.repairs.accuracy import ClassAccuracy
+from classwise.repairs.fit import Summary
+from classwise.repairs.frontier import WEIGHTS, Objective, frontier
+from classwise.storage.margins import Margins
+from classwise.threat import Threat
+
+LOSSES = (0.3, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0)
+"""Losses of the average, in points, at which the frontier is read."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "counted, nearly": {"bandwidth": 0.2},
+    "no penalty": {"penalty": 0.0},
+    "hard minimum": {"softness": 0.05},
+    "hard, no penalty, nearly counted": {"bandwidth": 0.2, "penalty": 0.0, "softness": 0.05},
+}
+"""The estimator, and what each of its parts is worth: settings that switch it off."""
+
+
+def counted(margins: Margins, biases: np.ndarray) -> np.ndarray:
+    """(K,) robust accuracy of each class by the matrix."""
+    accuracy = ClassAccuracy.of(margins.attacked, margins.label, bandwidth=0)
+    return accuracy.values(biases)
+
+
+def proportional(margins: Margins, floor: float) -> np.ndarray:
+    """The simplest fit: raise each class below the floor in proportion to what it lacks, until none is."""
+    accuracy = ClassAccuracy.of(margins.attacked, margins.label, bandwidth=0)
+    biases = np.zeros(margins.num_classes)
+    for _ in range(1500):
+        lacking = np.maximum(0, floor - np.nan_to_num(accuracy.values(biases), nan=1.0))
+        if lacking.max() <= 0:
+            break
+        biases += 0.02 * lacking / lacking.max() * min(1.0, 10 * lacking.max() + 0.1)
+    return biases
+
+
+def gains(margins: Margins, per_class: int, seeds: int, variant: dict[str, Any] | None) -> dict[str, Any]:
+    """Mean gain of the worst class, on images that were not fitted, at each loss of the average."""
+    paths = []
+    for seed in range(seeds):
+        other, fitted = balanced_split(margins.label, per_class, seed, margins.num_classes)
+        fitting, judging = margins.take(fitted), margins.take(other)
+        before = Summary.of(counted(judging, np.zeros(margins.num_classes)))
+        if variant is None:
+            start = counted(fitting, np.zeros(margins.num_classes))
+            floors = np.nanmin(start) + np.arange(0.01, 0.16, 0.01)
+            biases = [proportional(fitting, float(floor)) for floor in floors]
+        else:
+            settings = dict(variant)
+            accuracy = ClassAccuracy.of(fitting.attacked, fitting.label, bandwidth=settings.pop("bandwidth", 1.5))
+            biases = frontier(accuracy, WEIGHTS, Objective(**settings))
+        after = [Summary.of(counted(judging, one)) for one in biases]
+        paths.append([(one.average - before.average, one.worst - before.worst) for one in after])
+    mean, spread = 100 * np.mean(paths, axis=0), 100 * np.std(paths, axis=0)
+    order = np.argsort(mean[:, 0])
+    losses, worst = mean[order, 0], mean[order, 1]
+    read = {str(loss): float(np.interp(-loss, losses, worst)) for loss in LOSSES if losses[0] <= -loss}
+    near = int(np.argmin(np.abs(mean[:, 0] + 0.8)))
+    return {"worst_gain_at_loss": read, "sd_worst": float(spread[near, 1]), "sd_average": float(spread[near, 0])}
+
+
+def attacked(model: nn.Module, images: ImageSet, attack: str, eps: str, norm: str = "Linf") -> Summary:
+    """Robust accuracies of a model under a fresh attack, as shares."""
+    report = cw.evaluate(model, images, attacks=[attack], eps=eps, norm=norm)
+    values = np.array([np.nan if one.value is None else one.value for one in report[report.strongest].by_class])
+    return Summary.of(values / 100)
+
+
+def afresh(
+    model: nn.Module, images: ImageSet, margins: Margins, per_class: int, seeds: int, attack: str, eps: str, loss: float
+) -> list[dict[str, Any]]:
+    """Promised and delivered: biases at a loss of the average, judged by a fresh attack on the other images."""
+    found = []
+    for seed in range(seeds):
+        other, fitted = balanced_split(margins.label, per_class, seed, margins.num_classes)
+        biases = at_loss(margins.take(fitted), loss)
+        x = torch.from_numpy(np.array(images.images[:8])).float() / 255
+        repaired, _ = with_biases(model, torch.from_numpy(biases.astype(np.float32)), x)
+        judging = images.take(other)
+        before, after = attacked(model, judging, attack, eps), attacked(repaired, judging, attack, eps)
+        matrix = Summary.of(counted(margins.take(other), biases))
+        found.append(
+            {
+                "seed": seed,
+                "before": percent(before),
+                "after": percent(after),
+                "by_matrix": percent(matrix),
+                "fitted": percent(Summary.of(counted(margins.take(fitted), biases))),
+                "biases": biases.round(4).tolist(),
+            }
+        )
+    return found
+
+
+def at_loss(fitting: Margins, loss: float) -> np.ndarray:
+    """Biases of the frontier whose fitted average is lower by about ``loss`` points."""
+    accuracy = ClassAccuracy.of(fitting.attacked, fitting.label)
+    paths = frontier(accuracy)
+    start = Summary.of(accuracy.values(np.zeros(fitting.num_classes))).average
+    averages = [Summary.of(accuracy.values(one)).average for one in paths]
+    return paths[int(np.argmin([abs(100 * (start - average) - loss) for average in averages]))]
+
+
+def percent(summary: Summary) -> dict[str, float]:
+    """A summary in percent."""
+    return {name: round(100 * getattr(summary, name), 2) for name in ("average", "worst", "tenth")}
+
+
+def main() -> None:
+    """Measure, print and save ``repair-study.json``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--eps", default="8/255")
+    parser.add_argument("--per-class", default="50,100,300", help="fitting images a class")
+    parser.add_argument("--images-per-class", type=int, help="use only this many images of each class")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--attack", help="attack repaired models afresh, as fast")
+    parser.add_argument("--attack-seeds", type=int, default=5)
+    parser.add_argument("--loss", type=float, default=0.8, help="loss of the average at which models are attacked")
+    parser.add_argument("--sweep", action="store_true", help="also attack at other radii and under L2")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    images = load_data(given.data, split=given.split)
+    if given.images_per_class is not None:
+        known = len(images.classes or ()) or int(images.labels.max()) + 1
+        rows = np.concatenate(
+            [np.flatnonzero(images.labels == label)[: given.images_per_class] for label in range(known)]
+        )
+        images = images.take(np.sort(rows))
+    classes = None if images.classes is None else len(images.classes)
+    sizes = {"num_classes": classes, "in_channels": images.images.shape[1]}
+    model = load_model(given.model, weights=given.weights, **sizes).to(pick_device(None))
+    threat = Threat.parse(given.eps)
+    began = time.perf_counter()
+    file = given.out / "margins.parquet"
+    margins = find_margins(model, images, np.arange(len(images)), threat, settings=MarginSettings(), file=file)
+    results: dict[str, Any] = {
+        "model": given.model if given.weights is None else given.weights.name,
+        "data": f"{images.name}/{images.split}",
+        "n": len(margins),
+        "eps": threat.text,
+        "seconds_margins": round(time.perf_counter() - began, 2),
+        "device": str(pick_device(None)),
+        "before": percent(Summary.of(counted(margins, np.zeros(margins.num_classes)))),
+        "gains": {},
+    }
+    smallest = int(np.bincount(margins.label).min())
+    for per_class in map(int, given.per_class.split(",")):
+        if per_class >= smallest:
+            continue
+        for name, variant in {"proportional": None, **VARIANTS}.items():
+            found = gains(margins, per_class, given.seeds, variant)
+            results["gains"].setdefault(str(per_class), {})[name] = found
+            print(per_class, name, {loss: round(gain, 2) for loss, gain in found["worst_gain_at_loss"].items()})
+    if given.attack:
+        per_class = max(one for one in map(int, given.per_class.split(",")) if one < smallest)
+        results["attacked"] = {
+            "attack": given.attack,
+            "per_class": per_class,
+            "loss": given.loss,
+            "splits": afresh(
+                model, images, margins, per_class, given.attack_seeds, given.attack, given.eps, given.loss
+            ),
+        }
+        for one in results["attacked"]["splits"]:
+            print(one["seed"], one["before"], one["after"], "matrix", one["by_matrix"], "fitted", one["fitted"])
+    if given.sweep:
+        results["sweep"] = swept(model, images, margins, given)
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "repair-study.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def swept(model: nn.Module, images: ImageSet, margins: Margins, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """One repaired model at other radii and under L2, on the images that were not fitted."""
+    per_class = max(one for one in map(int, given.per_class.split(",")) if one < int(np.bincount(margins.label).min()))
+    other, fitted = balanced_split(margins.label, per_class, 0, margins.num_classes)
+    biases = at_loss(margins.take(fitted), given.loss)
+    x = torch.from_numpy(np.array(images.images[:8])).float() / 255
+    repaired, _ = with_biases(model, torch.from_numpy(biases.astype(np.float32)), x)
+    judging = images.take(other)
+    radii = [(f"{n}/255", "Linf") for n in (2, 4, 6, 8, 10, 12)] + [("0.25", "L2"), ("0.5", "L2"), ("1.0", "L2")]
+    found = []
+    for eps, norm in radii:
+        before, after = (attacked(one, judging, given.attack or "fast", eps, norm) for one in (model, repaired))
+        found.append({"eps": eps, "norm": norm, "before": percent(before), "after": percent(after)})
+        print(norm, eps, percent(before), percent(after))
+    return found
+
+
+if __name__ == "__main__":
+    main()
