@@ -202,7 +202,7 @@ def repair(
     )
     judges = None
     if verdict:
-        images = images_to_judge(data, test, fitting.images, progress)
+        images = images_to_judge(data, test, fitting, progress)
         suite = read_suite(attacks, threat.text, threat.norm)
         question = Question(
             attacks=_with_substitutes(suite.attacks, images, device_of(loaded)),

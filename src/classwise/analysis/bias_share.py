@@ -1,6 +1,6 @@
 """How much of the differences between classes class biases explain, and of what a training method gains.
 
-Adding a bias to the logit of each class exchanges accuracy between classes without changing what the model knows. The
+Adding a bias to the logit of each class exchanges accuracy between classes and leaves the features as they are. The
 margin matrix gives the robust accuracy of every class under any biases, so three quantities need no further attack:
 
 * how much of the gap (MCD) and of the class variance (CV) biases remove, at a stated loss of the average;
@@ -11,7 +11,7 @@ margin matrix gives the robust accuracy of every class under any biases, so thre
 
 Biases are fitted to one half of the images of each class and judged by counting on the other half, in both directions;
 all accuracies are those of the two held-out halves together. A gain is compared at the method's average, or at the
-baseline's where that is lower: a gain in the average is outside of what an exchange between classes can explain.
+baseline's where that is lower; a method's higher average is reported beside the share and is not part of it.
 
 Intervals come from redraws of the images within each class, the same for all models, without fitting again. A redraw
 adds sampling noise a second time, which lowers every minimum and raises MCD and CV; the redrawn values of a quantity
@@ -489,10 +489,9 @@ def bias_share(*runs: Subject | str | Path, weak: Weak = "worst", seed: int = 0)
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """(N,) whether each image stays correct, attacked and natural, and what that comes to."""
+    """(N,) whether each image stays correct under attack, and what that comes to."""
 
     robust: Bools
-    natural: Bools
     values: Vector
     """(P,) robust accuracies in percent."""
     redrawn: Matrix
@@ -541,7 +540,7 @@ class _Images:
             natural=_round(self.values(natural).mean()),
             by_class=by_class,
         )
-        return _Judged(robust, natural, values, redrawn, profile)
+        return _Judged(robust, values, redrawn, profile)
 
 
 class _Fitted:

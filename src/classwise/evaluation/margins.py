@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from classwise.engine import EngineName, give_back, searcher
 from classwise.errors import InputError
 from classwise.evaluation.batching import in_batches
 from classwise.evaluation.evaluate import count_classes, fitting_batch
+from classwise.evaluation.fast import at_most
 from classwise.evaluation.work import SAVE_SECONDS, answers
 from classwise.files import digest, digest_json
 from classwise.forward import blamed_on_the_model, device_of, has_gradients
@@ -37,6 +39,8 @@ from classwise.threat import Threat
 
 MOST_TARGETS = 19
 """Wrong classes attacked by default; of more classes than that, the likeliest."""
+AUDITED = 64
+"""Robust images on which all classes are attacked, where the search attacks fewer."""
 PROBABLE = 1e-3
 """Outputs whose rows sum to one within this, all between 0 and 1, are probabilities."""
 
@@ -126,6 +130,8 @@ def find_margins(
     try:
         task = f"margins of {images.name}/{images.split}"
         in_batches(task, margins.missing, size, search.fill, save, search.smaller, progress)
+        if targets < num_classes - 1:
+            margins.info["audit"] = search.audit(progress)
     finally:
         give_back(search.searched)
         save(now=True)
@@ -159,6 +165,25 @@ class _Search:
         nearest = found.argsort(dim=1, stable=True)[:, : min(self.settings.nearest, self.targets)]
         found = self._lowered(found, x, y, index, nearest, self.settings.more_steps)
         self.margins.natural[batch], self.margins.attacked[batch] = natural.cpu().numpy(), found.cpu().numpy()
+
+    def audit(self, progress: Progress) -> dict[str, Any]:
+        """How many robust images of a random sample break when every class is attacked, and the 95% upper bound."""
+        margins = self.margins
+        robust = np.flatnonzero(margins.attacked.min(axis=1) > 0)
+        rows = np.sort(np.random.default_rng(self.settings.seed).permutation(robust)[:AUDITED])
+        if not len(rows):
+            return {"images": 0, "broken": 0, "at_most": None}
+        x, y, index = next(ordered(self.images, margins.index[rows], len(rows), self.device))
+        natural = answers(self.model, x).float()
+        others = _margins(natural, y).argsort(dim=1, stable=True)[:, self.targets : natural.shape[1] - 1]
+        found = torch.from_numpy(margins.attacked[rows]).to(self.device)
+        progress.start("audit of margins", others.shape[1])
+        for target in others.unbind(1):
+            found = self._lowered(found, x, y, index, target[:, None], self.settings.steps)
+            progress.advance()
+        progress.finish()
+        broken = int((found.amin(1) <= 0).sum())
+        return {"images": len(rows), "broken": broken, "at_most": at_most(broken, len(rows))}
 
     def smaller(self, _: int) -> None:
         """Free the memory of graphs before smaller batches."""

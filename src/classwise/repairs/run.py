@@ -198,7 +198,9 @@ def _report(
     fit, margins = repaired.fit, repaired.margins
     return RepairReport(
         **plain,
-        search={key: margins.info[key] for key in ("targets", "steps", "nearest", "seed")},
+        search={
+            key: margins.info[key] for key in ("targets", "steps", "nearest", "seed", "audit") if key in margins.info
+        },
         biases=[round(float(bias), 5) for bias in fit.biases],
         weight=fit.weight,
         frontier=_frontier(fit),

@@ -158,6 +158,13 @@ class RepairReport(Part):
     def sentences(self) -> list[str]:
         """The result in words."""
         found = [*self._fit_sentences(), *self._test_sentences()]
+        audit = self.search.get("audit")
+        if isinstance(audit, dict) and audit.get("at_most") is not None:
+            found.append(
+                f"The search attacked {self.search['targets']} of {len(self.classes) - 1} wrong classes. With all of "
+                f"them attacked, {audit['broken']} of {audit['images']} robust images break, so at most "
+                f"{audit['at_most']:.1f}% of all (95%)."
+            )
         return [*found, *self.notes]
 
     def _fit_sentences(self) -> list[str]:

@@ -95,7 +95,14 @@ class Margins:
         }
         table = pa.table(columns).replace_schema_metadata({"classwise.margins": json.dumps(self.info)})
         with atomic(path) as temporary:
-            pq.write_table(table, temporary, compression="zstd", compression_level=9, use_dictionary=False)
+            pq.write_table(
+                table,
+                temporary,
+                compression="zstd",
+                compression_level=9,
+                use_dictionary=False,
+                use_byte_stream_split=True,  # exponents beside exponents: a tenth smaller
+            )
 
     @classmethod
     def load(cls, path: Path) -> Margins:
