@@ -237,7 +237,7 @@ def repair(
         original,
         fitting,
         case,
-        spec.name,
+        str(spec),
         chosen,
         judges=judges,
         directory=directory,

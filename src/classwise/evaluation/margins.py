@@ -24,7 +24,7 @@ from classwise.data import ImageSet, ordered
 from classwise.engine import EngineName, give_back, searcher
 from classwise.errors import InputError
 from classwise.evaluation.batching import in_batches
-from classwise.evaluation.evaluate import count_classes, fitting_batch
+from classwise.evaluation.evaluate import PROBE, PROBE_BATCH, count_classes, fitting_batch
 from classwise.evaluation.fast import at_most
 from classwise.evaluation.work import SAVE_SECONDS, answers
 from classwise.files import digest, digest_json
@@ -106,17 +106,18 @@ def find_margins(
     }
     fingerprint = digest_json([what, digest(np.ascontiguousarray(index).data.cast("B"))])
     margins = Margins.pending(index, images.labels[index], num_classes, {**what, "fingerprint": fingerprint})
+    kept = None
     for place in (file, known):
         if place is not None and place.is_file():
             saved = Margins.load(place)
-            if saved.info.get("fingerprint") == fingerprint and not (margins.complete and len(margins)):
-                margins = saved
+            if saved.info.get("fingerprint") == fingerprint and saved.missing.sum() < margins.missing.sum():
+                margins, kept = saved, place
     if margins.complete:
-        if file is not None and not file.is_file():
+        if file is not None and kept != file:
             margins.save(file)
         return margins
-    _check_logits(model, images, index)
     size = batch_size or fitting_batch(images, device_of(model))
+    _check_logits(model, images, index[:PROBE], min(PROBE_BATCH, size))
     some = next(ordered(images, index[:size], size, device_of(model)))[0]
     search = _Search(model, searcher(model, some, engine), images, margins, threat, settings, targets)
     saved_at = time.monotonic()
@@ -211,10 +212,9 @@ def _margins(logits: Tensor, y: Tensor) -> Tensor:
     return (logits.gather(1, y[:, None]) - logits).scatter(1, y[:, None], torch.inf)
 
 
-def _check_logits(model: nn.Module, images: ImageSet, index: Ints) -> None:
+def _check_logits(model: nn.Module, images: ImageSet, index: Ints, batch_size: int) -> None:
     """Refuse probabilities: adding a bias to them is not adding it to the logits."""
-    x = next(ordered(images, index[:64], 64, device_of(model)))[0]
-    outputs = answers(model, x)
+    outputs = torch.cat([answers(model, x) for x, _, _ in ordered(images, index, batch_size, device_of(model))])
     sums = outputs.sum(1)
     if bool((outputs >= 0).all()) and bool(((sums - 1).abs() <= PROBABLE).all()):
         raise InputError(

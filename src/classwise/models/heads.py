@@ -1,6 +1,6 @@
-"""The last linear layer of a model, and class biases added to what it returns."""
+"""The last linear layer of a model, what it receives, and class biases added to what it returns."""
 
-# B batch, K classes
+# B batch, K classes, D features
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from classwise.forward import device_of, frozen, logits_of
+from classwise.errors import InputError
+from classwise.forward import device_of, dtype_of, frozen, logits_of
 
 _ROUNDING = 1e-4
 """How far logits may be from the expected ones, relative to their size."""
+_HEAD_ROUNDING = 1e-3
+"""The same for logits and the outputs of the last layer."""
 
 
 def head_of(model: nn.Module, x: Tensor) -> tuple[str, nn.Linear] | None:
@@ -30,6 +34,47 @@ def head_of(model: nn.Module, x: Tensor) -> tuple[str, nn.Linear] | None:
     if not isinstance(head, nn.Linear) or head.out_features != logits.shape[1]:
         return None
     return asked[-1], head
+
+
+def plain_head(model: nn.Module, x: Tensor) -> nn.Linear:
+    """The last linear layer of a model, whose outputs on ``x`` are the logits.
+
+    Raises ``InputError`` where there is none, or where it is not a plain ``nn.Linear``.
+    """
+    x = x[:1].to(device_of(model), dtype_of(model))
+    found = head_of(model, x)
+    if found is None:
+        raise InputError(
+            "the model has no last linear layer with one output for each class, which this repair method changes: "
+            "use bias or finetune"
+        )
+    name, head = found
+    if type(head) is not nn.Linear or not isinstance(head.weight, nn.Parameter):
+        raise InputError(
+            f"the last layer {name} is a {type(head).__name__}, not a plain linear layer, which this repair method "
+            "needs: use bias or finetune"
+        )
+    features, logits = features_of(model, head, x)
+    if features.dim() != 2 or not _close(
+        F.linear(features, head.weight, head.bias).to(logits.dtype), logits, _HEAD_ROUNDING
+    ):
+        raise InputError(
+            f"the logits of the model are not the outputs of its last linear layer {name}, which this repair method "
+            "needs: use bias or finetune"
+        )
+    return head
+
+
+def features_of(model: nn.Module, head: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What the last layer receives (B, D) and what the model returns (B, K), in evaluation mode without gradients."""
+    received: list[Tensor] = []
+    hook = head.register_forward_pre_hook(lambda _, given: received.append(given[0]))
+    try:
+        with torch.no_grad(), frozen(model):
+            logits = logits_of(model(x.to(dtype_of(model))))
+    finally:
+        hook.remove()
+    return received[-1].detach(), logits
 
 
 class Biased(nn.Module):
@@ -71,4 +116,8 @@ def _adds(model: nn.Module, changed: nn.Module, biases: Tensor, x: Tensor) -> bo
     x = x.to(device_of(model))
     with torch.no_grad(), frozen(model), frozen(changed):
         expected, found = logits_of(model(x)) + biases, logits_of(changed(x))
-    return bool((found - expected).abs().max() <= _ROUNDING * (1 + expected.abs().max()))
+    return _close(found, expected, _ROUNDING)
+
+
+def _close(found: Tensor, expected: Tensor, rounding: float) -> bool:
+    return bool((found - expected).abs().max() <= rounding * (1 + expected.abs().max()))

@@ -16,20 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classwise.errors import InputError, unknown
-from classwise.metrics import rho
 from classwise.metrics.counts import Ints
 from classwise.repairs.accuracy import ClassAccuracy, Matrix, Vector, tenth_of
 from classwise.repairs.frontier import WEIGHTS, Objective, best, frontier
 from classwise.storage.margins import Margins
 
 Rule = Literal["rho", "worst", "tenth"]
-"""``rho``: gain of the worst class less loss of the average, both relative. ``worst``: the highest worst class.
-``tenth``: the highest mean of the weakest tenth of the classes."""
+"""``rho``: gain of the worst class less loss of the average, both relative; of the points within a standard error of
+the largest, the one of the highest average. ``worst``: the highest worst class. ``tenth``: the highest mean of the
+weakest tenth of the classes."""
 RULES: tuple[Rule, ...] = get_args(Rule)
 FOLDS = 5
 LEAST = 2 * FOLDS
 """Images of a class that a fit needs."""
-_HALVINGS = 12
+REDRAWS = 200
+"""Bootstrap samples for the standard error of rho."""
+_HALVINGS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ class Point:
     """On the images that were fitted."""
     held_out: Summary
     """On images that were not, smoothed."""
+    each: list[Vector]
+    """(K,) fitted without each fold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +127,7 @@ class _Fitting:
         self.whole = ClassAccuracy.of(margins.attacked, margins.label)
         self.counted = ClassAccuracy.of(margins.attacked, margins.label, bandwidth=0)
         self.natural = ClassAccuracy.of(margins.without_attack, margins.label, bandwidth=0)
+        self.seed = seed
         self.fold = assigned(margins.label, folds, seed)
         self.folds = folds
         self.without = [
@@ -164,9 +169,31 @@ class _Fitting:
         """The worst class on held-out images."""
         return self._summary(self.of_folds(weight)).worst
 
+    def cheapest(self, points: list[Point]) -> int:
+        """The point of the highest average among those whose rho is within a standard error of the largest."""
+        rhos, redrawn = self._rhos(points)
+        top = int(np.argmax(rhos))
+        error = (redrawn[top] - redrawn).std(axis=1)
+        within = np.flatnonzero(rhos >= rhos[top] - error)
+        return int(within[np.argmax([points[number].held_out.average for number in within])])
+
+    def _rhos(self, points: list[Point]) -> tuple[Vector, Matrix]:
+        """(W,) rho of every point against the first on held-out images, and (W, R) under redraws of the images."""
+        random = np.random.default_rng(self.seed)
+        kept = np.stack([self.held_out(self.whole, point.each) for point in points])
+        shares = []
+        for one in np.flatnonzero(self.whole.counts):
+            rows = np.flatnonzero(self.label == one)
+            times = random.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), REDRAWS)
+            shares.append(kept[:, rows] @ np.vstack([np.ones(len(rows)), times]).T / len(rows))
+        values = np.stack(shares)  # (K, W, 1 + R)
+        average, worst = values.mean(axis=0), np.maximum(values.min(axis=0), 1e-9)
+        found = worst / worst[0] + average / average[0] - 2
+        return found[:, 0], found[:, 1:]
+
     def _point(self, weight: float, biases: Vector, each: list[Vector]) -> Point:
         fitted = Summary.of(self.whole.values(biases))
-        return Point(weight=weight, biases=biases, fitted=fitted, held_out=self._summary(each))
+        return Point(weight=weight, biases=biases, fitted=fitted, held_out=self._summary(each), each=each)
 
     def _summary(self, each: list[Vector]) -> Summary:
         return Summary.of(by_class(self.held_out(self.whole, each), self.label, self.num_classes))
@@ -177,13 +204,11 @@ def _chosen(fitting: _Fitting, start: Point, points: list[Point], rule: Rule, fl
     if floor is not None:
         return _reaching(fitting, start, points, floor)
     if rule == "rho":
-        values = [_rho(point.held_out, start.held_out) for point in points]
-        least = 0.0
-    else:
-        values = [getattr(point.held_out, rule) for point in points]
-        least = getattr(start.held_out, rule)
+        number = fitting.cheapest([start, *points])
+        return points[number - 1].weight if number else 0.0
+    values = [getattr(point.held_out, rule) for point in points]
     number = int(np.argmax(values))
-    return points[number].weight if values[number] > least else 0.0
+    return points[number].weight if values[number] > getattr(start.held_out, rule) else 0.0
 
 
 def _reaching(fitting: _Fitting, start: Point, points: list[Point], floor: float) -> float:
@@ -205,11 +230,6 @@ def _reaching(fitting: _Fitting, start: Point, points: list[Point], floor: float
         middle = float(np.sqrt(low * high))
         low, high = (low, middle) if fitting.worst_at(middle) >= floor else (middle, high)
     return high
-
-
-def _rho(point: Summary, start: Summary) -> float:
-    value = rho(average=point.average, worst=point.worst, baseline_average=start.average, baseline_worst=start.worst)
-    return -np.inf if value is None else value
 
 
 def assigned(label: Ints, folds: int, seed: int) -> Ints:

@@ -111,8 +111,7 @@ class Margins:
             table = pq.read_table(path)
             info = json.loads((table.schema.metadata or {})[b"classwise.margins"])
             natural, attacked = _matrix(table, "natural"), _matrix(table, "margin")
-            index = table.column("index").to_numpy().astype(np.int64)
-            label = table.column("label").to_numpy().astype(np.int64)
+            index, label = _integers(table, "index"), _integers(table, "label")
             if not isinstance(info, dict) or info.get("schema") != SCHEMA or natural.shape != attacked.shape:
                 raise ValueError(f"expected schema {SCHEMA} and two matrices of one shape")
             if label.size and not 0 <= int(label.min()) <= int(label.max()) < natural.shape[1]:
@@ -131,6 +130,13 @@ def _column(values: Matrix) -> pa.Array:
     clipped = np.where(np.isfinite(values), np.clip(values, -_LARGEST, _LARGEST), values)
     flat = pa.array(np.ascontiguousarray(clipped, dtype=np.float16).reshape(-1), type=pa.float16())
     return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def _integers(table: pa.Table, name: str) -> Ints:
+    column = table.column(name)
+    if not pa.types.is_integer(column.type) or column.null_count:
+        raise ValueError(f"{name} is not a column of integers")
+    return np.asarray(column.to_numpy(), dtype=np.int64)
 
 
 def _matrix(table: pa.Table, name: str) -> Matrix:

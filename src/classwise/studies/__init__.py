@@ -22,6 +22,7 @@ class Evaluation(BaseModel):
     attacks: list[str] = ["pgd"]
     eps: str | float | None = Field(None, description="the recipe's unless told")
     per_class: int | None = Field(None, ge=1)
+    margins: bool = Field(False, description="also save the margin matrix, for bias-share")
 
 
 class StudyRun(BaseModel):

@@ -73,6 +73,7 @@ def _do(job: tuple[Path, Recipe, Evaluation], progress: Progress = SILENT) -> No
         eps=recipe.eps if how.eps is None else how.eps,
         norm=recipe.norm,
         per_class=how.per_class,
+        margins=how.margins,
         out=place,
         resume=True,
         progress=progress,

@@ -43,8 +43,7 @@ def test_every_study_asks_what_there_is_of_recipes_there_are(name: str) -> None:
 
 
 def test_the_study_of_analyses_asks_everything() -> None:
-    needs_margins = {"bias-share"}  # studies do not evaluate with margins
-    assert {asked.kind for asked in load_study("analyses-digits").analyses} == set(QUESTIONS) - needs_margins
+    assert {asked.kind for asked in load_study("analyses-digits").analyses} == set(QUESTIONS)
 
 
 def test_a_study_is_conducted_and_taken_up_again(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
-from classwise.data import ImageSet
+from classwise.data import ImageSet, ordered
 from classwise.engine import EngineName
 from classwise.metrics.counts import Ints
 from classwise.progress import SILENT, Progress
@@ -41,6 +41,11 @@ class Case:
     known_margins: Path | None = None
     """Where one may be found that was computed before."""
     progress: Progress = SILENT
+
+    @property
+    def example(self) -> Tensor:
+        """(1, C, H, W) the first image, where only the shape of the input matters."""
+        return next(ordered(self.images, [0], 1))[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

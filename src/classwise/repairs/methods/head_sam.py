@@ -38,8 +38,8 @@ from classwise.attacks import PGD
 from classwise.data import Batches
 from classwise.errors import InputError
 from classwise.forward import device_of
+from classwise.models.heads import features_of, plain_head
 from classwise.repairs.methods.base import Case, Repaired
-from classwise.repairs.methods.norms import features_of, plain_head
 from classwise.spec import Number
 from classwise.training.optimizers import SGD
 
@@ -75,7 +75,7 @@ class HeadSAM:
     def __call__(self, case: Case) -> Repaired:
         began = time.perf_counter()
         model = copy.deepcopy(case.model)
-        head, device = plain_head(model, case.images), device_of(model)
+        head, device = plain_head(model, case.example), device_of(model)
         attack = PGD(steps=self.steps).within(case.threat)
         weights = nn.Parameter(joined(head))
         optimizer = self.optimizer.build([weights])

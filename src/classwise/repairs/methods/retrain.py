@@ -34,10 +34,10 @@ from torch.nn import functional as F
 from classwise.attacks import PGD
 from classwise.data import ordered
 from classwise.forward import device_of
+from classwise.models.heads import features_of, plain_head
 from classwise.noise import ExampleNoise
 from classwise.repairs.methods.base import Case, Repaired
 from classwise.repairs.methods.head_sam import at_least_one
-from classwise.repairs.methods.norms import features_of, plain_head
 from classwise.spec import Number
 from classwise.training.optimizers import SGD
 from classwise.training.schedules import Cosine
@@ -70,7 +70,7 @@ class Retrain:
     def __call__(self, case: Case) -> Repaired:
         began = time.perf_counter()
         model = copy.deepcopy(case.model)
-        head = plain_head(model, case.images)
+        head = plain_head(model, case.example)
         with torch.random.fork_rng(devices=[head.weight.device] if head.weight.is_cuda else []):
             torch.manual_seed(case.seed)
             features, labels = self.features(case, model, head)

@@ -1,0 +1,165 @@
+"""Training methods with and without a repair, and all repair methods on the first of them.
+
+For every method and seed: train its recipe, evaluate it with margins, repair it, evaluate the repairs; then the next.
+What later questions need (reports, verdicts, margins, repairs; no weights) is copied to OUT/kept as soon as it is there,
+so a run may be stopped at any time. With --minutes no training starts that would not end in time.
+
+    python benchmarks/repair_methods.py --data digits --seeds 0,1,2 --out runs/repair-digits
+    python benchmarks/repair_methods.py --data cifar10 --methods trades --minutes 9 --out runs/repair-cifar10 \
+        -o epochs=60 -o batch_size=512 -o schedule.milestones='[45, 55]' -o ema=0.999
+
+    python benchmarks/repair_methods.py --from results/repair-digits      # the table again, from the kept files alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import classwise as cw
+from classwise.errors import InputError
+from classwise.recipes import load_recipe, parse_overrides
+from classwise.reporting.repair import RepairReport, load_repair
+
+METHODS = ("trades", "wat", "csl", "cfa", "dafa", "frl-rwrm")
+REPAIRS = ("bias", "norms", "head-sam", "retrain", "finetune:how=faal", "finetune:how=spectral")
+KEPT = (
+    "run.json",
+    "report.json",
+    "verdicts.parquet",
+    "margins.parquet",
+    "validation-margins.parquet",
+    "validation.json",
+    "metrics.jsonl",
+    "repair.json",
+)
+
+
+def made(given: argparse.Namespace, method: str, seed: int, first: bool) -> None:
+    """Train, evaluate and repair one model, or what is left to do of it."""
+    recipe = load_recipe(f"{given.data}/{method}")
+    changes: dict[str, Any] = {**parse_overrides(given.override), "seed": seed}
+    if recipe.start is not None:
+        changes["start"] = str(given.out / METHODS[0] / f"seed-{seed}" / "model")
+    place = given.out / method / f"seed-{seed}"
+    model = place / "model"
+    run = cw.train(recipe, out=model, resume=True, **changes)
+    eps = run.recipe.eps
+    cw.evaluate(model, given.data, attacks=[given.attack], eps=eps, out=model, margins=True, resume=True)
+    keep(given.out, model)
+    for repair in REPAIRS if first else REPAIRS[:1]:
+        for name, choice in choices(given, repair):
+            out = place / name
+            try:
+                attacks = [given.attack, *given.also]
+                cw.repair(model, given.data, method=repair, attacks=attacks, out=out, seed=seed, resume=True, **choice)
+            except InputError as error:
+                print(f"{method} seed {seed} {name}: {error}")
+                continue
+            keep(given.out, out)
+
+
+def choices(given: argparse.Namespace, repair: str) -> Iterable[tuple[str, dict[str, Any]]]:
+    """The folder and the settings of each repair by one method."""
+    name = repair.replace(":", "-").replace("=", "-")
+    if repair != "bias":
+        return [(name, {})]
+    return [("bias-rho", {"rule": "rho"}), *((f"bias-floor-{floor:g}", {"floor": floor}) for floor in given.floors)]
+
+
+def keep(out: Path, place: Path) -> None:
+    """Copy the small files of a run directory to OUT/kept."""
+    target = out / "kept" / place.relative_to(out)
+    target.mkdir(parents=True, exist_ok=True)
+    for name in KEPT:
+        if (place / name).is_file():
+            shutil.copy2(place / name, target / name)
+
+
+def table(kept: Path) -> str:
+    """Average and worst class of every model, means and standard deviations over the seeds."""
+    rows: dict[tuple[str, str], list[RepairReport]] = {}
+    for file in sorted(kept.glob("*/seed-*/*/repair.json")):
+        report = load_repair(file.parent)
+        if report.delivered is not None:
+            rows.setdefault((file.parent.parent.parent.name, file.parent.name), []).append(report)
+    lines = [
+        "| training | repair | average / worst before | after | change | promised | natural after | rho | seeds |",
+        "|:--|:--|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for (method, repair), reports in rows.items():
+        tests = [report.delivered for report in reports if report.delivered is not None]
+        before = [(one.average_before.value or 0.0, one.worst_before.value or 0.0) for one in tests]
+        after = [(one.average_after.value or 0.0, one.worst_after.value or 0.0) for one in tests]
+        change = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(after, before, strict=True)]
+        promised = [
+            (report.promised.robust.overall.value or 0.0, report.promised.robust.worst.value)
+            for report in reports
+            if report.promised is not None and report.promised.robust.worst is not None
+        ]
+        natural = [one.natural_after.value or 0.0 for one in tests]
+        rhos = [one.rho for one in tests if one.rho is not None]
+        cells = [method, repair, pairs(before), pairs(after), pairs(change, "+"), pairs(promised)]
+        cells += [
+            f"{statistics.fmean(natural):.1f}",
+            f"{statistics.fmean(rhos):+.2f}" if rhos else "–",
+            str(len(tests)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def pairs(values: list[tuple[float, float]], sign: str = "") -> str:
+    """Average / worst class as means, with standard deviations where there are several seeds."""
+    if not values:
+        return "–"
+    parts = []
+    for column in zip(*values, strict=True):
+        spread = f" ± {statistics.stdev(column):.1f}" if len(column) > 1 else ""
+        parts.append(f"{statistics.fmean(column):{sign}.1f}{spread}")
+    return " / ".join(parts)
+
+
+def main() -> None:
+    """Make what is missing, then print the table and write it to OUT/kept/table.md."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="data set and folder of the recipes: digits, cifar10, ...")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--floors", default="", help="also repair to these floors, as 25,30")
+    parser.add_argument("--attack", default="fast")
+    parser.add_argument("--also", nargs="*", default=["corruptions:severity=3"], help="further attacks of the verdict")
+    parser.add_argument("-o", "--override", action="append", default=[], help="recipe setting as key=value")
+    parser.add_argument("--minutes", type=float, help="start no model that would not end by then")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--from", dest="kept", type=Path, help="only print the table of these kept files")
+    given = parser.parse_args()
+    if given.kept is not None:
+        print(table(given.kept))
+        return
+    if given.data is None or given.out is None:
+        parser.error("--data and --out are needed, or --from")
+    given.floors = [float(part) for part in given.floors.split(",") if part]
+    began, longest = time.monotonic(), 0.0
+    for seed in map(int, given.seeds.split(",")):
+        for method in given.methods.split(","):
+            left = float("inf") if given.minutes is None else 60 * given.minutes - (time.monotonic() - began)
+            if longest > left:
+                print(f"{method} seed {seed}: not started, {left:.0f} s are left and the longest took {longest:.0f} s")
+                continue
+            start = time.monotonic()
+            made(given, method, seed, first=method == METHODS[0])
+            longest = max(longest, time.monotonic() - start)
+            print(f"{method} seed {seed}: {time.monotonic() - start:.0f} s", flush=True)
+    text = table(given.out / "kept")
+    print(text)
+    (given.out / "kept" / "table.md").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
