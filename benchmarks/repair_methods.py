@@ -1,8 +1,8 @@
 """Training methods with and without a repair, and all repair methods on the first of them.
 
 For every method and seed: train its recipe, evaluate it with margins, repair it, evaluate the repairs; then the next.
-What later questions need (reports, verdicts, margins, repairs; no weights) is copied to OUT/kept as soon as it is there,
-so a run may be stopped at any time. With --minutes no training starts that would not end in time.
+What later questions need (reports, verdicts, margins, repairs; no weights) is copied to OUT/kept as soon as it is
+there, so a run may be stopped at any time. With --minutes no training starts that would not end in time.
 
     python benchmarks/repair_methods.py --data digits --seeds 0,1,2 --out runs/repair-digits
     python benchmarks/repair_methods.py --data cifar10 --methods trades --minutes 9 --out runs/repair-cifar10 \

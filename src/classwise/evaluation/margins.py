@@ -2,8 +2,8 @@
 
 The targeted margin loss z_y - z_j changes by a constant when biases are added to the logits, so neither its gradient
 nor the image it finds depends on them. Every class among the likeliest is attacked by a few steps, then the nearest
-ones by more. All margins are those of the model itself in float32 on inputs verified to lie in the ball; each verified
-point bounds the margins over all classes, not only the one that was attacked.
+ones by more, twice. All margins are those of the model itself in float32 on inputs verified to lie in the ball; each
+verified point bounds the margins over all classes, not only the one that was attacked.
 """
 
 # B batch, K classes, N examples, T targets
@@ -49,12 +49,14 @@ PROBABLE = 1e-3
 class MarginSettings:
     """Effort of the search."""
 
-    steps: int = 20
+    steps: int = 15
     """Steps towards every target."""
-    more_steps: int = 60
-    """Steps of a second search, towards the nearest targets."""
+    more_steps: int = 40
+    """Steps of every further search, towards the nearest targets."""
     nearest: int = 3
-    """How many targets the second search covers."""
+    """How many targets each further search covers."""
+    searches: int = 2
+    """How many further searches there are; each starts elsewhere and chooses the nearest targets anew."""
     targets: int | None = None
     """Wrong classes to attack, the likeliest first. Default: all, at most 19."""
     seed: int = 0
@@ -98,6 +100,7 @@ def find_margins(
         "eps": threat.text,
         "targets": targets,
         "steps": [settings.steps, settings.more_steps],
+        "searches": settings.searches,
         "nearest": min(settings.nearest, targets),
         "seed": settings.seed,
         "engine": engine,
@@ -163,8 +166,9 @@ class _Search:
         found = _margins(natural, y)
         likeliest = found.argsort(dim=1, stable=True)[:, : self.targets]
         found = self._lowered(found, x, y, index, likeliest, self.settings.steps)
-        nearest = found.argsort(dim=1, stable=True)[:, : min(self.settings.nearest, self.targets)]
-        found = self._lowered(found, x, y, index, nearest, self.settings.more_steps)
+        for number in range(1, self.settings.searches + 1):
+            nearest = found.argsort(dim=1, stable=True)[:, : min(self.settings.nearest, self.targets)]
+            found = self._lowered(found, x, y, index, nearest, self.settings.more_steps, number)
         self.margins.natural[batch], self.margins.attacked[batch] = natural.cpu().numpy(), found.cpu().numpy()
 
     def audit(self, progress: Progress) -> dict[str, Any]:
@@ -190,11 +194,11 @@ class _Search:
         """Free the memory of graphs before smaller batches."""
         give_back(self.searched)
 
-    def _lowered(self, found: Tensor, x: Tensor, y: Tensor, index: Tensor, targets: Tensor, steps: int) -> Tensor:
-        """(B, K) margins after attacks towards each column of targets (B, T)."""
-        if not steps:
-            return found
-        search = MarginSearch(eps=self.threat.text, norm=self.threat.norm, steps=steps)
+    def _lowered(
+        self, found: Tensor, x: Tensor, y: Tensor, index: Tensor, targets: Tensor, steps: int, attempt: int = 0
+    ) -> Tensor:
+        """(B, K) margins after attacks towards each column of targets; later attempts begin with longer steps."""
+        search = MarginSearch(eps=self.threat.text, norm=self.threat.norm, steps=steps, first_step=max(1.0, attempt))
         stream = int(digest(str(self.settings.seed), repr(search))[:15], 16)
         ball = self.threat.ball(x)
         for number, target in enumerate(targets.unbind(1)):

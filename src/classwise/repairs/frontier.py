@@ -68,13 +68,14 @@ def best(
     soft = objective.softness * float(np.sqrt(level * (1 - level) / typical))
 
     def loss(scaled: Vector) -> tuple[float, Vector]:
-        centered = np.where(present, scaled - scaled[present].mean(), 0.0)
-        values, slopes = accuracy.slopes(scale * scaled)
+        centered = np.where(present, scaled - scaled[present].mean(), 0.0)  # absent classes keep their bias
+        values, slopes = accuracy.slopes(scale * centered)
         weak, weights = objective.tail(values[present], soft)
         force = share.copy()
         force[present] += weight * weights
         gained = share[present] @ values[present] + weight * weak
         downhill = -scale * (force[present] @ slopes[present]) + penalty * centered
+        downhill = np.where(present, downhill - downhill[present].mean(), 0.0)
         return float(penalty / 2 * centered @ centered - gained), downhill
 
     found = minimize(loss, start / scale, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS})

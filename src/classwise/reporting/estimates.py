@@ -53,12 +53,15 @@ def estimate(correct: float, n: int) -> dict[str, Any]:
 
 
 def share(part: Interval, unit: str = "") -> str:
-    """A value with its interval, as it stands in tables and, with its unit, in sentences.
+    """A value with its interval where it has one, as it stands in tables and, with its unit, in sentences.
 
     >>> share(Estimate(value=64.5, low=61.51, high=67.43, n=1000), "%")
     '64.5% [61.5, 67.4]'
     """
-    return "–" if part.value is None else f"{part.value:.1f}{unit} [{part.low:.1f}, {part.high:.1f}]"
+    if part.value is None:
+        return "–"
+    interval = "" if part.low is None else f" [{part.low:.1f}, {part.high:.1f}]"
+    return f"{part.value:.1f}{unit}{interval}"
 
 
 def percent(share: float) -> float:

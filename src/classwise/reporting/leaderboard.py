@@ -77,11 +77,16 @@ def find_runs(places: Sequence[str | Path]) -> list[Path]:
     for place in map(Path, places):
         if not place.exists():
             raise InputError(f"no such directory: {place}")
-        here = sorted(file.parent for file in place.rglob("report.json"))
+        here = sorted(file.parent for file in place.rglob("report.json") if not _is_original(file.parent))
         if not here:
             raise InputError(f"{place} holds no report.json: evaluate a model first")
         found |= dict.fromkeys(path.resolve() for path in here)
     return list(found)
+
+
+def _is_original(place: Path) -> bool:
+    """Whether a directory is the evaluation of an original model, kept inside that of its repair."""
+    return place.name == "before" and (place.parent / "repair.json").is_file()
 
 
 def leaderboard(reports: Sequence[ClassReport], *, baseline: str = BASELINE) -> Leaderboard:

@@ -18,7 +18,7 @@ about = "Two runs <b>and</b> a question each."
 [runs.one]
 recipe = "digits/standard"
 overrides = { epochs = 1 }
-evaluate = { attacks = ["pgd:steps=1"], per_class = 5 }
+evaluate = { attacks = ["pgd:steps=1"], per_class = 5, margins = true }
 [runs.other]
 recipe = "digits/madry"
 overrides = { epochs = 1, "attack.steps" = 1 }
@@ -57,6 +57,7 @@ def test_a_study_is_conducted_and_taken_up_again(tmp_path: Path) -> None:
         assert answer.sentences()[0][:30] in page
     written = json.loads((tmp_path / "out" / "analyses" / "confusion-one.json").read_text())
     assert written["model"] == "one"
+    assert [(tmp_path / "out" / "runs" / run / "margins.parquet").exists() for run in ("one", "other")] == [True, False]
     weights = tmp_path / "out" / "runs" / "one" / "checkpoints" / "best.safetensors"
     before = weights.stat().st_mtime_ns
     with pytest.raises(InputError, match="--resume"):

@@ -1,0 +1,324 @@
+"""Fits: what is promised holds on other images, and the rules pick what they say."""
+
+# N examples, K classes
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from classwise.errors import InputError
+from classwise.repairs.accuracy import ClassAccuracy
+from classwise.repairs.fit import FOLDS, LEAST, RULES, Summary, assigned, by_class, fit
+from classwise.repairs.frontier import WEIGHTS, Objective, best
+from classwise.storage.margins import Margins
+
+
+def table(levels: list[float], each: int | list[int], seed: int = 0) -> Margins:
+    """Margins that are normal around the level of the class, and natural logits with wider ones."""
+    random = np.random.default_rng(seed)
+    label = np.repeat(np.arange(len(levels)), each)
+    size, num_classes = len(label), len(levels)
+    attacked = random.normal(np.array(levels)[label], 1)[:, None] + random.exponential(0.7, (size, num_classes))
+    natural = -attacked - 1.0
+    for matrix, own in ((attacked, np.inf), (natural, 0.0)):
+        matrix[np.arange(size), label] = own
+    order = random.permutation(size)
+    return Margins(
+        index=np.arange(size),
+        label=label[order],
+        natural=natural[order].astype(np.float32),
+        attacked=attacked[order].astype(np.float32),
+        info={},
+    )
+
+
+UNEVEN = [0.0, 0.9, 1.4, 0.7]
+
+
+def right(matrix: np.ndarray, label: np.ndarray, biases: np.ndarray) -> np.ndarray:
+    """(N,) whether each example stays correct, example by example."""
+    return np.array(
+        [
+            all(matrix[row, j] + biases[y] - biases[j] > 0 for j in range(len(biases)) if j != y)
+            for row, y in enumerate(label)
+        ]
+    )
+
+
+def held_out_by_hand(margins: Margins, weight: float, objective: Objective, folds: int, seed: int) -> Summary:
+    """Fit without each fold, judge on it, put the folds together."""
+    fold, whole = assigned(margins.label, folds, seed), ClassAccuracy.of(margins.attacked, margins.label)
+    kept = np.zeros(len(margins))
+    for one in range(folds):
+        others = ClassAccuracy.of(margins.attacked[fold != one], margins.label[fold != one])
+        biases = best(others, weight, None, objective)
+        kept[fold == one] = whole.kept(biases)[fold == one]
+    return Summary.of(by_class(kept, margins.label, margins.num_classes))
+
+
+# -- honesty ----------------------------------------------------------------------------------------------
+
+
+def test_held_out_accuracies_are_honest() -> None:
+    """On pure noise the fitted worst class is above what the biases give on other examples; the held-out one is not.
+
+    All classes have one distribution, so no biases are better than none. An average over 20 draws.
+    """
+    levels, fitted, held_out, average = [0.5] * 6, [], [], []
+    other = table(levels, 3000, seed=1)
+    truth = ClassAccuracy.of(other.attacked, other.label, bandwidth=0)
+    for draw in range(20):
+        found = fit(table(levels, 25, seed=100 + draw), rule="worst")
+        point = found.points[-1]
+        values = truth.values(point.biases)
+        fitted.append(point.fitted.worst - values.min())
+        held_out.append(point.held_out.worst - values.min())
+        average.append(point.held_out.average - values.mean())
+    error = np.std(average) / np.sqrt(len(average))
+    assert np.mean(fitted) > 0.03
+    assert np.mean(held_out) < 0.0
+    assert abs(np.mean(average)) < 3 * error + 0.005
+    assert all(point.held_out.worst <= point.fitted.worst + 0.05 for point in found.points)
+
+
+def test_held_out_survival_is_that_of_biases_fitted_without_the_image() -> None:
+    margins = table(UNEVEN, 40)
+    found = fit(margins, rule="worst", seed=5)
+    assert found.weight > 0
+    fold = assigned(margins.label, FOLDS, 5)
+    objective = Objective()
+    for one in range(FOLDS):
+        others, rows = margins.take(np.flatnonzero(fold != one)), np.flatnonzero(fold == one)
+        biases = best(ClassAccuracy.of(others.attacked, others.label), found.weight, None, objective)
+        for kept, matrix in (
+            (found.held_out_robust, margins.attacked),
+            (found.held_out_natural, margins.without_attack),
+        ):
+            np.testing.assert_array_equal(kept[rows], right(matrix[rows], margins.label[rows], biases))
+
+
+def test_a_margin_of_one_image_does_not_reach_its_own_verdict() -> None:
+    """An image broken whatever the biases are, made safe: only fits of other folds and its own verdict change."""
+    margins = table(UNEVEN, 30)
+    first = fit(margins, floor=0.45, seed=2)
+    row = int(np.flatnonzero(~first.held_out_robust)[0])
+    before = margins.attacked[row].copy()
+    margins.attacked[row] = np.where(np.isinf(before), np.inf, 50.0)
+    fold = assigned(margins.label, FOLDS, 2)
+    own = fold == fold[row]
+    second = [held_out_by_hand(margins, 1.0, Objective(), FOLDS, 2)]
+    margins.attacked[row] = before
+    second.append(held_out_by_hand(margins, 1.0, Objective(), FOLDS, 2))
+    assert second[0].average > second[1].average
+    assert own.sum() > 1
+
+
+# -- rules ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_fit_lifts_the_worst_class(rule: Any) -> None:
+    margins = table(UNEVEN, 150)
+    found = fit(margins, rule=rule)
+    assert found.weight in WEIGHTS
+    assert [point.weight for point in found.points] == list(WEIGHTS)
+    assert abs(found.biases.mean()) < 1e-9
+    assert found.biases.argmax() == 0
+    counted = ClassAccuracy.of(margins.attacked, margins.label, bandwidth=0)
+    assert counted.values(found.biases).min() > counted.values(np.zeros(4)).min() + 0.1
+    objective = Objective(weak="tenth" if rule == "tenth" else "worst")
+    np.testing.assert_allclose(
+        found.biases,
+        best(ClassAccuracy.of(margins.attacked, margins.label), found.weight, None, objective),
+    )
+
+
+@pytest.mark.parametrize("rule", ["worst", "tenth"])
+def test_a_rule_takes_the_largest_held_out_value(rule: Any) -> None:
+    margins = table(list(np.linspace(0.0, 1.4, 12)), 40)
+    found = fit(margins, rule=rule)
+    values = [getattr(point.held_out, rule) for point in found.points]
+    assert found.weight == WEIGHTS[int(np.argmax(values))]
+    assert max(values) > getattr(found.start.held_out, rule)
+
+
+def test_rho_takes_the_highest_average_among_the_nearly_best() -> None:
+    margins = table(UNEVEN, 100)
+    found = fit(margins, rule="rho")
+    start = found.start.held_out
+
+    def rho(point: Any) -> float:
+        return point.held_out.worst / start.worst + point.held_out.average / start.average - 2
+
+    chosen = next(point for point in found.points if point.weight == found.weight)
+    top = max(found.points, key=rho)
+    assert rho(chosen) > 0
+    assert chosen.held_out.average >= top.held_out.average
+    assert chosen.weight <= top.weight
+    # A standard error of rho is not more than that of the two worst classes it is made of.
+    error = 2 * np.sqrt(top.held_out.worst * (1 - top.held_out.worst) / 100) / start.worst
+    assert rho(top) - rho(chosen) <= error
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_identical_classes_are_left_alone(rule: Any) -> None:
+    """Class c has the margins of class 0 over the classes that follow it, in a circle."""
+    random, num_classes, each = np.random.default_rng(0), 5, 40
+    block = random.normal(0.8, 1, (each, 1)) + random.exponential(0.7, (each, num_classes))
+    block[:, 0] = np.inf
+    attacked = np.concatenate([np.roll(block, one, axis=1) for one in range(num_classes)]).astype(np.float32)
+    label = np.repeat(np.arange(num_classes), each)
+    natural = np.where(np.isinf(attacked), 0, -attacked)
+    found = fit(
+        Margins(index=np.arange(len(label)), label=label, natural=natural, attacked=attacked, info={}), rule=rule
+    )
+    assert np.abs(found.biases).max() < 0.15
+    if not found.weight:
+        assert not found.biases.any()
+
+
+def test_an_uneven_model_is_summarized_as_it_is() -> None:
+    margins = table(UNEVEN, 60)
+    start = fit(margins).start
+    values = ClassAccuracy.of(margins.attacked, margins.label).values(np.zeros(4))
+    assert start.weight == 0
+    assert not start.biases.any()
+    assert start.fitted == start.held_out == Summary(average=values.mean(), worst=values.min(), tenth=values.min())
+
+
+# -- floors -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("floor", [0.55, 0.6, 0.65])
+def test_a_floor_above_the_start_takes_the_smallest_weight_that_keeps_it(floor: float) -> None:
+    margins = table(UNEVEN, 150)
+    found = fit(margins, floor=floor, seed=3)
+    assert found.start.held_out.worst < floor
+    assert found.weight > 0
+    reached = held_out_by_hand(margins, found.weight, Objective(), FOLDS, 3)
+    assert reached.worst >= floor
+    below = [point for point in found.points if point.weight < found.weight / 1.0001]
+    assert all(point.held_out.worst < floor for point in below)
+    step = (WEIGHTS[1] / WEIGHTS[0]) ** (1 / 32)
+    if below:
+        assert held_out_by_hand(margins, found.weight / step / 1.0001, Objective(), FOLDS, 3).worst < floor
+    assert abs(reached.worst - floor) < 0.02
+    assert found.held_out_robust[margins.label == 0].mean() == pytest.approx(reached.worst, abs=0.06)
+
+
+def test_higher_floors_cost_more_average() -> None:
+    margins = table(UNEVEN, 150)
+    averages = []
+    for floor in (0.55, 0.62, 0.68):
+        found = fit(margins, floor=floor)
+        averages.append(held_out_by_hand(margins, found.weight, Objective(), FOLDS, 0).average)
+    assert all(after < before for before, after in pairwise(averages))
+
+
+def test_a_floor_that_is_kept_already_changes_nothing() -> None:
+    margins = table(UNEVEN, 60)
+    found = fit(margins, floor=0.2)
+    assert found.start.held_out.worst > 0.2
+    assert found.weight == 0
+    assert found.biases.tolist() == [0.0] * 4
+    np.testing.assert_array_equal(found.held_out_robust, right(margins.attacked, margins.label, np.zeros(4)))
+    np.testing.assert_array_equal(found.held_out_natural, margins.natural.argmax(axis=1) == margins.label)
+
+
+def test_a_floor_out_of_reach_names_the_best_reachable() -> None:
+    margins = table(UNEVEN, 60)
+    with pytest.raises(InputError) as caught:
+        fit(margins, floor=0.99)
+    points = fit(margins).points
+    top = max(points, key=lambda point: point.held_out.worst).held_out
+    assert str(caught.value) == (
+        f"no class biases lift the worst class to 99: the best reachable is {100 * top.worst:.1f}, with an average of "
+        f"{100 * top.average:.1f} (held-out estimates)"
+    )
+    fit(margins, floor=top.worst - 1e-3)
+
+
+# -- what is refused --------------------------------------------------------------------------------------
+
+
+def refused(margins: Margins, **more: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        fit(margins, **more)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_too_few_images() -> None:
+    said = refused(table(UNEVEN, [30, 30, LEAST - 1, 30]))
+    assert said.startswith(f"class 2 has {LEAST - 1} images to fit: {LEAST} of each class are the least")
+    assert fit(table(UNEVEN, LEAST)).biases.shape == (4,)
+
+
+def test_one_class() -> None:
+    margins = table(UNEVEN, [40, 0, 0, 0])
+    assert "images of two classes or more" in refused(margins)
+    assert "images of two classes or more" in refused(margins.take(np.arange(0)))
+
+
+def test_a_class_without_images_keeps_its_bias() -> None:
+    found = fit(table([0.0, 0.9, 0.2, 1.4], [80, 80, 0, 80]), rule="worst")
+    assert found.weight > 0
+    assert found.biases[2] == 0
+    assert np.isfinite(found.biases).all()
+    assert np.isfinite([point.held_out.average for point in found.points]).all()
+
+
+def test_rules_and_floors_that_do_not_exist() -> None:
+    margins = table(UNEVEN, 20)
+    assert "did you mean 'worst'" in refused(margins, rule="wurst")
+    for floor in (0.0, -0.1, 1.0, 32.0, float("nan")):
+        assert "the floor is a percentage above 0 and below 100" in refused(margins, floor=floor)
+
+
+# -- folds, and the same again ----------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(counts=st.lists(st.integers(0, 23), min_size=1, max_size=6), folds=st.integers(2, 7), seed=st.integers(0, 99))
+def test_every_class_is_divided_evenly_into_folds(counts: list[int], folds: int, seed: int) -> None:
+    label = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    fold = assigned(label, folds, seed)
+    assert fold.shape == label.shape
+    for one, count in enumerate(counts):
+        sizes = np.bincount(fold[label == one], minlength=folds)
+        assert len(sizes) == folds
+        assert sizes.sum() == count
+        assert sizes.max() - sizes.min() <= 1
+    np.testing.assert_array_equal(fold, assigned(label, folds, seed))
+
+
+def test_the_folds_are_random() -> None:
+    label = np.repeat(np.arange(3), 40)
+    first, second = assigned(label, 5, 0), assigned(label, 5, 1)
+    assert (first != second).any()
+    assert (first[:40] != first[40:80]).any()
+
+
+def test_the_same_fit_twice() -> None:
+    margins = table(UNEVEN, 40)
+    first, second, other = fit(margins), fit(margins), fit(margins, seed=1)
+    assert first.biases.tolist() == second.biases.tolist()
+    assert first.weight == second.weight
+    assert [point.held_out for point in first.points] == [point.held_out for point in second.points]
+    np.testing.assert_array_equal(first.held_out_robust, second.held_out_robust)
+    # Another seed makes other folds, and the fit to all images stays the same.
+    assert [point.held_out for point in first.points] != [point.held_out for point in other.points]
+    assert [point.fitted for point in first.points] == [point.fitted for point in other.points]
+
+
+def test_summaries() -> None:
+    found = Summary.of(np.array([0.5, np.nan, 0.1, *[0.9] * 10]))
+    assert found.average == pytest.approx((0.6 + 9.0) / 12)
+    assert found.worst == 0.1
+    assert found.tenth == pytest.approx((0.1 + 0.5) / 2)  # of twelve classes two make up a tenth
