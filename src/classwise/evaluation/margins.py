@@ -115,7 +115,8 @@ def find_margins(
             saved = Margins.load(place)
             if saved.info.get("fingerprint") == fingerprint and saved.missing.sum() < margins.missing.sum():
                 margins, kept = saved, place
-    if margins.complete:
+    audits = targets < num_classes - 1 and len(margins) > 0
+    if margins.complete and ("audit" in margins.info or not audits):
         if file is not None and kept != file:
             margins.save(file)
         return margins
@@ -134,8 +135,8 @@ def find_margins(
     try:
         task = f"margins of {images.name}/{images.split}"
         in_batches(task, margins.missing, size, search.fill, save, search.smaller, progress)
-        if targets < num_classes - 1:
-            margins.info["audit"] = search.audit(progress)
+        if audits:
+            margins.info["audit"] = search.audit(size, progress)
     finally:
         give_back(search.searched)
         save(now=True)
@@ -171,23 +172,26 @@ class _Search:
             found = self._lowered(found, x, y, index, nearest, self.settings.more_steps, number)
         self.margins.natural[batch], self.margins.attacked[batch] = natural.cpu().numpy(), found.cpu().numpy()
 
-    def audit(self, progress: Progress) -> dict[str, Any]:
+    def audit(self, batch_size: int, progress: Progress) -> dict[str, Any]:
         """How many robust images of a random sample break when every class is attacked, and the 95% upper bound."""
         margins = self.margins
         robust = np.flatnonzero(margins.attacked.min(axis=1) > 0)
-        rows = np.sort(np.random.default_rng(self.settings.seed).permutation(robust)[:AUDITED])
+        rows = np.random.default_rng(self.settings.seed).permutation(robust)[:AUDITED]
         if not len(rows):
             return {"images": 0, "broken": 0, "at_most": None}
-        x, y, index = next(ordered(self.images, margins.index[rows], len(rows), self.device))
-        natural = answers(self.model, x).float()
-        others = _margins(natural, y).argsort(dim=1, stable=True)[:, self.targets : natural.shape[1] - 1]
-        found = torch.from_numpy(margins.attacked[rows]).to(self.device)
-        progress.start("audit of margins", others.shape[1])
-        for target in others.unbind(1):
-            found = self._lowered(found, x, y, index, target[:, None], self.settings.steps)
-            progress.advance()
-        progress.finish()
-        broken = int((found.amin(1) <= 0).sum())
+        broken = 0
+
+        def fill(batch: Ints) -> None:
+            nonlocal broken
+            x, y, index = next(ordered(self.images, margins.index[batch], len(batch), self.device))
+            natural = answers(self.model, x).float()
+            others = _margins(natural, y).argsort(dim=1, stable=True)[:, self.targets : natural.shape[1] - 1]
+            found = torch.from_numpy(margins.attacked[batch]).to(self.device)
+            found = self._lowered(found, x, y, index, others, self.settings.steps)
+            broken += int((found.amin(1) <= 0).sum())
+
+        sample = np.isin(np.arange(len(margins)), rows)
+        in_batches("audit of margins", sample, batch_size, fill, lambda: None, self.smaller, progress)
         return {"images": len(rows), "broken": broken, "at_most": at_most(broken, len(rows))}
 
     def smaller(self, _: int) -> None:

@@ -96,10 +96,14 @@ def with_biases(model: nn.Module, biases: Tensor, x: Tensor) -> tuple[nn.Module,
     """A copy of the model whose logits are higher by ``biases`` (K,), and the layer that holds them.
 
     The biases are added to those of the last linear layer. Where there is no such layer, or its biases are not simply
-    added to the logits of ``x``, the copy is wrapped in a ``Biased`` and the layer is None.
+    added to the logits of ``x``, the copy is wrapped in a ``Biased`` and the layer is None. A ``Biased`` stays one, with
+    the sum of both.
     """
     changed = copy.deepcopy(model)
-    biases = biases.to(device_of(model))
+    biases, x = biases.to(device_of(model)), x.to(device_of(model), dtype_of(model))
+    if isinstance(changed, Biased):
+        changed.class_bias += biases.to(changed.class_bias.dtype)
+        return changed, None
     found = head_of(changed, x)
     if found is not None and found[1].bias is not None:
         name, head = found
@@ -113,7 +117,6 @@ def with_biases(model: nn.Module, biases: Tensor, x: Tensor) -> tuple[nn.Module,
 
 def _adds(model: nn.Module, changed: nn.Module, biases: Tensor, x: Tensor) -> bool:
     """Whether the logits of the two differ by the biases and nothing else."""
-    x = x.to(device_of(model))
     with torch.no_grad(), frozen(model), frozen(changed):
         expected, found = logits_of(model(x)) + biases, logits_of(changed(x))
     return _close(found, expected, _ROUNDING)

@@ -32,7 +32,7 @@ Weak = Literal["worst", "tenth"]
 WEIGHTS = tuple(float(weight) for weight in np.geomspace(0.02, 20.0, 22))
 """Weights of a frontier's points, from almost the average alone to almost the weak classes alone."""
 PENALTY = 20.0
-SOFTNESS = 8.0
+SOFTNESS = 4.0
 """In standard errors of a class accuracy."""
 _STEPS = 60
 

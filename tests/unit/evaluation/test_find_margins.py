@@ -228,6 +228,22 @@ def test_fewer_targets_give_upper_bounds() -> None:
     assert (few.attacked > every.attacked + 0.01)[columns & ~likeliest].any()
 
 
+def test_the_audit_of_fewer_targets() -> None:
+    """Of the images that one target leaves robust, it counts those that another class breaks: here all of them."""
+    model = linear()
+    images, threat = labelled_by(model, noise(60, low=0.3, high=0.7)), Threat.parse("0.02")
+    exact = exact_margins(model, images, threat).min(axis=1)
+    found = find_margins(model, images, whole(images), threat, settings=MarginSettings(targets=1))
+    robust = found.attacked.min(axis=1) > 0
+    audit = found.info["audit"]
+    assert audit["images"] == robust.sum() < 64
+    assert audit["broken"] == (exact[robust] <= 0).sum() > 0
+    assert audit["at_most"] > 100 * audit["broken"] / audit["images"]
+    again = find_margins(model, images, whole(images), threat, settings=MarginSettings(targets=1), batch_size=7)
+    assert again.info["audit"] == audit
+    assert "audit" not in find_margins(model, images, whole(images), threat).info
+
+
 def test_targets_of_many_classes() -> None:
     assert MarginSettings().chosen(4) == 3
     assert MarginSettings().chosen(MOST_TARGETS + 1) == MOST_TARGETS
@@ -305,6 +321,24 @@ def test_an_interrupted_search_continues(
     again = Counting()
     assert same(search(net, images, file=file, progress=again), ended)
     assert again.left == []
+
+
+def test_an_interrupted_audit_is_made_up_for(
+    net: nn.Module, images: ImageSet, tmp_path: Path, stop_after: Callable[[int], Progress]
+) -> None:
+    file, few = tmp_path / "margins.parquet", MarginSettings(steps=4, more_steps=6, targets=2)
+    easy = Threat.parse("0.0001")  # leaves images to audit
+    with torch.no_grad():
+        label = net(torch.from_numpy(images.images).double()).argmax(1).numpy()
+    images = ImageSet(name="noise", split="test", images=images.images, labels=label)
+    with pytest.raises(KeyboardInterrupt):
+        search(net, images, file=file, settings=few, threat=easy, progress=stop_after(len(images)))
+    assert Margins.load(file).complete
+    ended = search(net, images, file=file, settings=few, threat=easy)
+    straight = search(net, images, file=tmp_path / "straight.parquet", settings=few, threat=easy)
+    assert same(ended, straight)
+    assert ended.info == straight.info == Margins.load(file).info
+    assert ended.info["audit"]["images"] > 0
 
 
 def test_a_table_that_is_kept_has_half_precision_whether_computed_or_read(
@@ -455,9 +489,11 @@ def test_models_and_data_of_different_classes_are_refused() -> None:
 
 @pytest.mark.parametrize("most", [10, 15])
 def test_smaller_batches_where_memory_runs_out(net: nn.Module, images: ImageSet, most: int) -> None:
-    model = Small(net, most)
-    found = search(model, images, batch_size=32)
-    assert same(found, search(net, images))
+    model, few = Small(net, most), MarginSettings(steps=4, more_steps=6, targets=2)
+    found = search(model, images, batch_size=32, settings=few, threat=Threat.parse("0.001"))
+    expected = search(net, images, settings=few, threat=Threat.parse("0.001"))
+    assert same(found, expected)
+    assert found.info["audit"] == expected.info["audit"]
     assert max(model.sizes) <= most
 
 
