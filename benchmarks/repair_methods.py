@@ -86,21 +86,21 @@ def table(kept: Path) -> str:
     rows: dict[tuple[str, str], list[RepairReport]] = {}
     for file in sorted(kept.glob("*/seed-*/*/repair.json")):
         report = load_repair(file.parent)
-        if report.delivered is not None:
+        if report.test is not None:
             rows.setdefault((file.parent.parent.parent.name, file.parent.name), []).append(report)
     lines = [
         "| training | repair | average / worst before | after | change | promised | natural after | rho | seeds |",
         "|:--|:--|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for (method, repair), reports in rows.items():
-        tests = [report.delivered for report in reports if report.delivered is not None]
+        tests = [report.test for report in reports if report.test is not None]
         before = [(one.average_before.value or 0.0, one.worst_before.value or 0.0) for one in tests]
         after = [(one.average_after.value or 0.0, one.worst_after.value or 0.0) for one in tests]
         change = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(after, before, strict=True)]
         promised = [
-            (report.promised.robust.overall.value or 0.0, report.promised.robust.worst.value)
+            (report.cross_validated.robust.overall.value or 0.0, report.cross_validated.robust.worst.value)
             for report in reports
-            if report.promised is not None and report.promised.robust.worst is not None
+            if report.cross_validated is not None and report.cross_validated.robust.worst is not None
         ]
         natural = [one.natural_after.value or 0.0 for one in tests]
         rhos = [one.rho for one in tests if one.rho is not None]

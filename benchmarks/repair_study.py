@@ -49,10 +49,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """The estimator, and what each of its parts is worth: settings that switch it off."""
 
 
-def counted(margins: Margins, biases: np.ndarray) -> np.ndarray:
-    """(K,) robust accuracy of each class by the matrix."""
+def counted(margins: Margins, biases: np.ndarray) -> Summary:
+    """Robust accuracies by the matrix, counted."""
     accuracy = ClassAccuracy.of(margins.attacked, margins.label, bandwidth=0)
-    return accuracy.values(biases)
+    return Summary.of(accuracy.values(biases), accuracy.counts)
 
 
 def proportional(margins: Margins, floor: float) -> np.ndarray:
@@ -73,16 +73,16 @@ def gains(margins: Margins, per_class: int, seeds: int, variant: dict[str, Any] 
     for seed in range(seeds):
         other, fitted = balanced_split(margins.label, per_class, seed, margins.num_classes)
         fitting, judging = margins.take(fitted), margins.take(other)
-        before = Summary.of(counted(judging, np.zeros(margins.num_classes)))
+        before = counted(judging, np.zeros(margins.num_classes))
         if variant is None:
             start = counted(fitting, np.zeros(margins.num_classes))
-            floors = np.nanmin(start) + np.arange(0.01, 0.16, 0.01)
+            floors = start.worst + np.arange(0.01, 0.16, 0.01)
             biases = [proportional(fitting, float(floor)) for floor in floors]
         else:
             settings = dict(variant)
             accuracy = ClassAccuracy.of(fitting.attacked, fitting.label, bandwidth=settings.pop("bandwidth", 1.5))
             biases = frontier(accuracy, WEIGHTS, Objective(**settings))
-        after = [Summary.of(counted(judging, one)) for one in biases]
+        after = [counted(judging, one) for one in biases]
         paths.append([(one.average - before.average, one.worst - before.worst) for one in after])
     mean, spread = 100 * np.mean(paths, axis=0), 100 * np.std(paths, axis=0)
     order = np.argsort(mean[:, 0])
@@ -95,8 +95,9 @@ def gains(margins: Margins, per_class: int, seeds: int, variant: dict[str, Any] 
 def attacked(model: nn.Module, images: ImageSet, attack: str, eps: str, norm: str = "Linf") -> Summary:
     """Robust accuracies of a model under a fresh attack, as shares."""
     report = cw.evaluate(model, images, attacks=[attack], eps=eps, norm=norm)
-    values = np.array([np.nan if one.value is None else one.value for one in report[report.strongest].by_class])
-    return Summary.of(values / 100)
+    parts = report[report.strongest].by_class
+    values = np.array([np.nan if one.value is None else one.value for one in parts])
+    return Summary.of(values / 100, np.array([one.n for one in parts]))
 
 
 def afresh(
@@ -111,14 +112,14 @@ def afresh(
         repaired, _ = with_biases(model, torch.from_numpy(biases.astype(np.float32)), x)
         judging = images.take(other)
         before, after = attacked(model, judging, attack, eps), attacked(repaired, judging, attack, eps)
-        matrix = Summary.of(counted(margins.take(other), biases))
+        matrix = counted(margins.take(other), biases)
         found.append(
             {
                 "seed": seed,
                 "before": percent(before),
                 "after": percent(after),
                 "by_matrix": percent(matrix),
-                "fitted": percent(Summary.of(counted(margins.take(fitted), biases))),
+                "fitted": percent(counted(margins.take(fitted), biases)),
                 "biases": biases.round(4).tolist(),
             }
         )
@@ -129,8 +130,9 @@ def at_loss(fitting: Margins, loss: float) -> np.ndarray:
     """Biases of the frontier whose fitted average is lower by about ``loss`` points."""
     accuracy = ClassAccuracy.of(fitting.attacked, fitting.label)
     paths = frontier(accuracy)
-    start = Summary.of(accuracy.values(np.zeros(fitting.num_classes))).average
-    averages = [Summary.of(accuracy.values(one)).average for one in paths]
+    start, *averages = (
+        Summary.of(accuracy.values(one), accuracy.counts).average for one in [np.zeros(fitting.num_classes), *paths]
+    )
     return paths[int(np.argmin([abs(100 * (start - average) - loss) for average in averages]))]
 
 
@@ -177,7 +179,7 @@ def main() -> None:
         "eps": threat.text,
         "seconds_margins": round(time.perf_counter() - began, 2),
         "device": str(pick_device(None)),
-        "before": percent(Summary.of(counted(margins, np.zeros(margins.num_classes)))),
+        "before": percent(counted(margins, np.zeros(margins.num_classes))),
         "gains": {},
     }
     smallest = int(np.bincount(margins.label).min())

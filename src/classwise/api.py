@@ -27,9 +27,9 @@ from classwise.plugins import absolute
 from classwise.progress import SILENT, Progress
 from classwise.recipes import Recipe, load_recipe
 from classwise.repairs.fit import RULES
-from classwise.repairs.images import fitting_images, images_to_judge, validation_images
+from classwise.repairs.images import check_apart, fitting_images, test_split, validation_images
 from classwise.repairs.methods import METHODS, Case
-from classwise.repairs.run import Judges, Original, Repair, check_floor, check_threat, repaired_recipe, run_repair
+from classwise.repairs.run import Judges, Original, Repair, parse_floor, repaired_recipe, resolve_threat, run_repair
 from classwise.reporting import ClassReport
 from classwise.rundir import RunDirectory, Section, versions
 from classwise.spec import Spec, build
@@ -144,7 +144,7 @@ def repair(
     data: Any,
     *,
     floor: float | None = None,
-    rule: str = "rho",
+    rule: str | None = None,
     method: str = "bias",
     eps: float | str | None = None,
     norm: str | None = None,
@@ -154,7 +154,7 @@ def repair(
     test: Any = None,
     attacks: Any = ("fast", "corruptions:severity=3"),
     test_per_class: int | None = None,
-    verdict: bool = True,
+    evaluate: bool = True,
     weights: str | Path | None = None,
     batch_size: int | None = None,
     seed: int = 0,
@@ -164,33 +164,41 @@ def repair(
     resume: bool = False,
     progress: Progress = SILENT,
 ) -> Repair:
-    """Lift the worst class of a finished model, and judge the result on test images.
+    """Raise the accuracy of a finished model's worst class, and evaluate the result on test images.
 
-    ``model`` and ``data`` are as in ``evaluate``. The repair is fitted to the validation images of a run directory, or
-    to the named ``split`` of other data, never to the test split. ``floor`` asks for the largest average with the worst
-    class at or above so many percent; otherwise ``rule`` (rho, worst or tenth) picks a point of the frontier.
-    ``method`` is one of ``classwise.repairs.METHODS``, perhaps with settings. ``per_class`` fits to this many images of
-    each class, ``targets`` attacks only this many wrong classes of each image.
+    The default method adds a constant to the logit of each class and trains nothing. It is fitted to the validation
+    images of a run directory, or to the named ``split`` of other data; the split ``test`` is refused.
 
-    ``verdict`` evaluates the original and the repaired model with ``attacks`` on the test split, or on ``test``. With
-    ``out`` the repaired model, ``repair.json`` and the page are saved; that directory can be used wherever a model is
-    asked for.
+    ``model``, ``data``, ``weights``, ``eps``, ``norm``, ``seed``, ``device`` and ``engine`` are as in ``evaluate``; the
+    threat defaults to that of the training. ``floor`` is the minimum accuracy of the worst class in percent, reached at
+    the highest average; without it, ``rule`` selects a point of the frontier (rho, worst or tenth; see
+    ``classwise.repairs.fit``). ``method`` names one of ``classwise.repairs.methods.METHODS``, with settings as
+    ``name:key=value``. ``per_class`` limits the random fitting images of each class, ``targets`` the wrong classes
+    attacked per image.
 
-    Raises ``InputError`` for a floor that no class biases reach, for too few images and for models that return
-    probabilities.
+    With ``evaluate``, the original and the repaired model are evaluated with ``attacks`` on the test split of ``data``,
+    or on ``test``. With ``out``, the repaired model, ``repair.json``, the page and the evaluations are saved; the
+    directory can be used as a model spec, unless the model was a module in memory.
+
+    Returns a ``Repair`` with the repaired ``model``, its ``report`` and the reports of both evaluations. Raises
+    ``InputError`` for a floor that no class biases reach, for too few images and for models that return probabilities.
     """
     spec = Spec.parse(method)
     chosen = build("repair method", METHODS, method)
-    if rule not in RULES:
+    if rule is not None and rule not in RULES:
         raise unknown("rule", rule, RULES)
-    share = check_floor(floor)
+    if type(chosen).uses != "validation":
+        for option, value in (("floor", floor), ("rule", rule), ("targets", targets)):
+            if value is not None:
+                raise InputError(f"{option} applies to the method bias only, not to {spec.name}")
+    share = parse_floor(floor)
     found = None if isinstance(model, nn.Module) else run_directory(str(model))
     run = None if found is None else found[0]
     fitting = fitting_images(data, run=run, split=split, per_class=per_class, seed=seed, progress=progress)
     loaded, _ = _loaded(model, weights, fitting.images, device)
     made = {} if run is None else RunDirectory(run).made()
     recipe = {} if run is None else _recipe_of(RunDirectory(run))
-    threat = check_threat(eps, norm, recipe)
+    threat = resolve_threat(eps, norm, recipe)
     original = Original(
         model=loaded,
         info=_describe(model, weights),
@@ -201,8 +209,8 @@ def repair(
         data_digest=made.get("data_digest"),
     )
     judges = None
-    if verdict:
-        images = images_to_judge(data, test, fitting, progress)
+    if evaluate:
+        images = test_split(data, test, fitting, progress)
         suite = read_suite(attacks, threat.text, threat.norm)
         question = Question(
             attacks=_with_substitutes(suite.attacks, images, device_of(loaded)),
@@ -215,6 +223,8 @@ def repair(
             until_worst_ci=None,
         )
         judges = Judges(images=images, question=question)
+    else:
+        check_apart(data, fitting, progress)
     directory = None if out is None else RunDirectory(Path(out).expanduser())
     known = None if run is None else RunDirectory(run).validation_margins
     case = Case(
@@ -223,7 +233,7 @@ def repair(
         index=fitting.index,
         train=fitting.train,
         threat=threat,
-        rule=rule,
+        rule=rule or "rho",
         floor=share,
         seed=seed,
         batch_size=batch_size,
@@ -390,7 +400,7 @@ def _repaired(directory: RunDirectory, recipe: Recipe, team: Team, progress: Pro
         how: dict[str, Any] = {"device": team.device, "seed": recipe.seed, "engine": recipe.engine}
         data = recipe.data_at_the_end
         try:
-            repair(directory.path, data, out=out, verdict=False, resume=True, progress=progress, **settings, **how)
+            repair(directory.path, data, out=out, evaluate=False, resume=True, progress=progress, **settings, **how)
         except InputError as error:  # the training is finished and stays
             warnings.warn(f"{directory.path} was trained but not repaired: {error}", stacklevel=2)
             return None

@@ -52,7 +52,7 @@ def demo(
         str(out / METHODS["TRADES"]),
         "digits",
         out=out / "repaired",
-        verdict=False,
+        evaluate=False,
         seed=seed,
         device="cpu",
         resume=True,

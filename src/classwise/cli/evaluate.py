@@ -52,7 +52,10 @@ def evaluate(
         float | None, typer.Option(help="Stop when the worst class is known to so many points, as 2. [default: never]")
     ] = None,
     margins: Annotated[
-        bool, typer.Option("--margins", help="Also save the margin matrix, for repair and analysis of class biases.")
+        bool,
+        typer.Option(
+            "--margins", help="Also save margins.parquet, for repair and analyze bias-share; attacks every wrong class."
+        ),
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Let a model that is a program run (torchscript:).")] = False,

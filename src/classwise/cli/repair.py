@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from classwise.cli.console import ConsoleProgress, guarded, say, say_json, table
+
+if TYPE_CHECKING:
+    from classwise.reporting.repair import RepairReport
 
 
 @guarded
@@ -17,32 +20,46 @@ def repair(
     data: Annotated[str, typer.Option(help="Data set, folder:PATH, or file.py:factory.")],
     out: Annotated[Path, typer.Option(help="Directory for the repaired model, repair.json and repair.html.")],
     floor: Annotated[
-        float | None, typer.Option(help="Lift the worst class to this percentage at the least loss of the average.")
+        float | None,
+        typer.Option(help="Minimum accuracy of the worst class in percent, as 20; keeps the highest average."),
     ] = None,
     rule: Annotated[
-        str, typer.Option(help="Without --floor: rho, worst or tenth (highest mean of the weakest tenth).")
-    ] = "rho",
-    method: Annotated[str, typer.Option(help="See classwise list repairs; settings as name:key=value.")] = "bias",
+        str | None,
+        typer.Option(
+            help="Selection without --floor: rho (relative gain of the worst class minus relative loss of the "
+            "average), worst, or tenth (mean of the weakest tenth of the classes). [default: rho]"
+        ),
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="Repair method as name or name:key=value; see classwise list repairs.")
+    ] = "bias",
     eps: Annotated[
         str | None, typer.Option(help="Radius, as 0.03 or 8/255. [default: that of the training, else 8/255]")
     ] = None,
     norm: Annotated[str | None, typer.Option(help="Linf or L2. [default: that of the training, else Linf]")] = None,
     split: Annotated[
-        str | None, typer.Option(help="Images to fit; never test. [default: the run's validation images]")
+        str | None,
+        typer.Option(help="Split to fit to, as train; test is refused. [default: the run's validation images]"),
     ] = None,
-    per_class: Annotated[int | None, typer.Option(help="Fit N random images of each class. [default: all]")] = None,
+    per_class: Annotated[int | None, typer.Option(help="Random fitting images of each class. [default: all]")] = None,
     targets: Annotated[
-        int | None, typer.Option(help="Wrong classes to attack, the likeliest first. [default: all, at most 19]")
+        int | None,
+        typer.Option(help="Wrong classes attacked per image, the likeliest first. [default: all, at most 19]"),
     ] = None,
     attack: Annotated[
         list[str] | None,
-        typer.Option(help="Attack or corruptions of the verdict; repeatable. [default: fast, corruptions:severity=3]"),
+        typer.Option(
+            help="Attack, or corruptions, of the test evaluation; repeatable, replaces the default. "
+            "[default: fast, corruptions:severity=3]"
+        ),
     ] = None,
     test_per_class: Annotated[
-        int | None, typer.Option(help="Judge on the first N test images of each class. [default: all]")
+        int | None, typer.Option(help="Use the first N test images of each class. [default: all]")
     ] = None,
-    verdict: Annotated[bool, typer.Option(help="Evaluate the model before and after on test images.")] = True,
-    weights: Annotated[Path | None, typer.Option(help="safetensors, or .pt read as weights only.")] = None,
+    evaluate: Annotated[bool, typer.Option(help="Evaluate the original and the repaired model on test images.")] = True,
+    weights: Annotated[
+        Path | None, typer.Option(help="Weights file: .safetensors, or .pt loaded as weights only.")
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Images at a time; does not change results. [default: what fits]")
     ] = None,
@@ -52,7 +69,7 @@ def repair(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted repair.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print repair.json.")] = False,
 ) -> None:
-    """Lift the worst class of a finished model without training it, and judge the result on test images."""
+    """Raise the accuracy of a finished model's worst class, and evaluate the result on test images."""
     import classwise
 
     found = classwise.repair(
@@ -68,7 +85,7 @@ def repair(
         targets=targets,
         attacks=attack or ["fast", "corruptions:severity=3"],
         test_per_class=test_per_class,
-        verdict=verdict,
+        evaluate=evaluate,
         weights=weights,
         batch_size=batch_size,
         seed=seed,
@@ -89,4 +106,17 @@ def repair(
     for sentence in report.sentences():
         say(sentence)
     say(f"\npage: {out / 'repair.html'}")
-    say(f"next: classwise evaluate --model {shlex.quote(str(out))} --data {shlex.quote(data)} --out ...")
+    say(f"next: {_following(report, data, out)}")
+
+
+def _following(report: RepairReport, data: str, out: Path) -> str:
+    """The command that a user needs next."""
+    if report.test is not None:
+        return shlex.join(["classwise", "compare", str(out / "original"), str(out)])
+    words = ["classwise", "evaluate", "--model", str(out), "--data", data, "--attack", "fast"]
+    words += [
+        "--eps",
+        report.threat.eps_text,
+        *([] if report.threat.norm == "Linf" else ["--norm", report.threat.norm]),
+    ]
+    return shlex.join([*words, "--out", str(out)])

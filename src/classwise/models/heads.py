@@ -96,8 +96,8 @@ def with_biases(model: nn.Module, biases: Tensor, x: Tensor) -> tuple[nn.Module,
     """A copy of the model whose logits are higher by ``biases`` (K,), and the layer that holds them.
 
     The biases are added to those of the last linear layer. Where there is no such layer, or its biases are not simply
-    added to the logits of ``x``, the copy is wrapped in a ``Biased`` and the layer is None. A ``Biased`` stays one, with
-    the sum of both.
+    added to the logits of ``x``, the copy is wrapped in a ``Biased`` and the layer is None. To those of a
+    ``Biased`` they are added.
     """
     changed = copy.deepcopy(model)
     biases, x = biases.to(device_of(model)), x.to(device_of(model), dtype_of(model))

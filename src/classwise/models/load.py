@@ -177,7 +177,10 @@ def _build_of_run(folder: Path, num_classes: int | None, in_channels: int | None
     asked = made.get("asked") if isinstance(made, dict) else None
     spec = asked.get("model") if isinstance(asked, dict) else None
     if not isinstance(made, dict) or not isinstance(asked, dict) or not isinstance(spec, str):
-        raise InputError(f"{path} is not that of a training or a repair: it has no asked.model")
+        raise InputError(
+            f"{path} names no architecture (asked.model): it is not the record of a training, nor of the repair of a "
+            "model that can be loaded again"
+        )
     sizes = {}
     for key, wanted in (("num_classes", num_classes), ("in_channels", in_channels)):
         value = made.get(key)

@@ -71,7 +71,7 @@ class RepairChoice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     floor: float | None = Field(None, gt=0, lt=100, description="lift the worst class to this percentage")
-    rule: Literal["rho", "worst", "tenth"] = Field("rho", description="without a floor: how to choose")
+    rule: Literal["rho", "worst", "tenth"] | None = Field(None, description="selection without a floor; default rho")
     method: str = Field("bias", description="a repair method, perhaps with settings")
 
 

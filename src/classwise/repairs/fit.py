@@ -1,8 +1,8 @@
 """From a margin matrix to class biases: the frontier, cross-fitted, and the choice of one of its points.
 
-What a fit reports of the images it was fitted to is too good. So every weight of the frontier is fitted once more
-without each fold of the images and judged on that fold; the choice, and what a repair promises, rest on these held-out
-accuracies. The biases that are used come from all images.
+In-sample accuracies are optimistic. So every weight of the frontier is also fitted without each fold of the images and
+scored on that fold. A point is chosen by these cross-validated accuracies, smoothed; reports give their counts. The
+biases that are used come from all images.
 """
 
 # N examples, K classes, W weights
@@ -22,32 +22,34 @@ from classwise.repairs.frontier import WEIGHTS, Objective, best, frontier
 from classwise.storage.margins import Margins
 
 Rule = Literal["rho", "worst", "tenth"]
-"""``rho``: gain of the worst class less loss of the average, both relative; of the points within a standard error of
-the largest, the one of the highest average. ``worst``: the highest worst class. ``tenth``: the highest mean of the
+"""``rho``: relative gain of the worst class minus relative loss of the average; among the points within one standard
+error of the largest, the one with the highest average. ``worst``: highest worst class. ``tenth``: highest mean of the
 weakest tenth of the classes."""
 RULES: tuple[Rule, ...] = get_args(Rule)
 FOLDS = 5
 LEAST = 2 * FOLDS
-"""Images of a class that a fit needs."""
+"""Images that a fit requires of each class."""
 REDRAWS = 200
-"""Bootstrap samples for the standard error of rho."""
+"""Bootstrap resamples for the standard error of rho."""
 _HALVINGS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What some class accuracies come to, as shares."""
+    """Summary statistics of class accuracies, as fractions."""
 
     average: float
+    """Over images."""
     worst: float
     tenth: float
+    """Mean of the weakest tenth of the classes."""
 
     @classmethod
-    def of(cls, values: Vector) -> Summary:
-        """From the accuracies (K,), NaN for absent classes."""
-        present = np.sort(values[~np.isnan(values)])
+    def of(cls, values: Vector, counts: Ints) -> Summary:
+        """From the accuracies (K,) and the images (K,) of each class."""
+        present = np.sort(values[counts > 0])
         return cls(
-            average=float(present.mean()),
+            average=float(np.nansum(values * counts) / counts.sum()),
             worst=float(present[0]),
             tenth=float(present[: tenth_of(len(present))].mean()),
         )
@@ -73,12 +75,11 @@ class Fit:
     """A chosen bias vector, its frontier, and the survival of every image under biases fitted without it."""
 
     biases: Vector
-    """(K,) mean zero; all zero where no choice is better than the model as it is."""
-    weight: float
-    """Of the chosen point; 0 for the model as it is."""
+    """(K,) with mean zero; all zero if the unchanged model is selected."""
+    selected: Point
     points: list[Point]
     start: Point
-    """The model as it is."""
+    """The unchanged model, with weight 0."""
     held_out_robust: NDArray[np.bool_]
     """(N,) correct under attack with biases fitted on the other folds."""
     held_out_natural: NDArray[np.bool_]
@@ -105,16 +106,14 @@ def fit(
     fitting = _Fitting(margins, objective, folds, seed)
     points = fitting.points()
     start = fitting.start()
-    weight = _chosen(fitting, start, points, rule, floor)
-    biases = fitting.biases(weight) if weight else np.zeros(margins.num_classes)
-    each = fitting.of_folds(weight) if weight else [np.zeros(margins.num_classes)] * folds
+    chosen = _chosen(fitting, start, points, rule, floor)
     return Fit(
-        biases=biases,
-        weight=weight,
+        biases=chosen.biases,
+        selected=chosen,
         points=points,
         start=start,
-        held_out_robust=fitting.held_out(fitting.counted, each) > 0,
-        held_out_natural=fitting.held_out(fitting.natural, each) > 0,
+        held_out_robust=fitting.held_out(fitting.counted, chosen.each) > 0,
+        held_out_natural=fitting.held_out(fitting.natural, chosen.each) > 0,
     )
 
 
@@ -149,13 +148,10 @@ class _Fitting:
         zero = np.zeros(self.num_classes)
         return self._point(0.0, zero, [zero] * self.folds)
 
-    def biases(self, weight: float) -> Vector:
-        """Fitted to all images."""
-        return best(self.whole, weight, None, self.objective)
-
-    def of_folds(self, weight: float) -> list[Vector]:
-        """Fitted without each fold."""
-        return [best(part, weight, None, self.objective) for part in self.without]
+    def point(self, weight: float, near: Point) -> Point:
+        """The point of another weight; the optimizer starts from a nearby one."""
+        each = [best(part, weight, start, self.objective) for part, start in zip(self.without, near.each, strict=True)]
+        return self._point(weight, best(self.whole, weight, near.biases, self.objective), each)
 
     def held_out(self, accuracy: ClassAccuracy, each: list[Vector]) -> Vector:
         """(N,) how far each image stays correct under the biases that were fitted without it."""
@@ -165,17 +161,13 @@ class _Fitting:
             kept[rows] = accuracy.take(rows).kept(biases)
         return kept
 
-    def worst_at(self, weight: float) -> float:
-        """The worst class on held-out images."""
-        return self._summary(self.of_folds(weight)).worst
-
-    def cheapest(self, points: list[Point]) -> int:
+    def cheapest(self, points: list[Point]) -> Point:
         """The point of the highest average among those whose rho is within a standard error of the largest."""
         rhos, redrawn = self._rhos(points)
         top = int(np.argmax(rhos))
         error = (redrawn[top] - redrawn).std(axis=1)
         within = np.flatnonzero(rhos >= rhos[top] - error)
-        return int(within[np.argmax([points[number].held_out.average for number in within])])
+        return max((points[number] for number in within), key=lambda point: point.held_out.average)
 
     def _rhos(self, points: list[Point]) -> tuple[Vector, Matrix]:
         """(W,) rho of every point against the first on held-out images, and (W, R) under redraws of the images."""
@@ -187,48 +179,48 @@ class _Fitting:
             times = random.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), REDRAWS)
             shares.append(kept[:, rows] @ np.vstack([np.ones(len(rows)), times]).T / len(rows))
         values = np.stack(shares)  # (K, W, 1 + R)
-        average, worst = values.mean(axis=0), np.maximum(values.min(axis=0), 1e-9)
+        counts = self.whole.counts[self.whole.counts > 0]
+        average = np.tensordot(counts / counts.sum(), values, 1)
+        worst = np.maximum(values.min(axis=0), 1e-9)
         found = worst / worst[0] + average / average[0] - 2
         return found[:, 0], found[:, 1:]
 
     def _point(self, weight: float, biases: Vector, each: list[Vector]) -> Point:
-        fitted = Summary.of(self.whole.values(biases))
+        fitted = Summary.of(self.whole.values(biases), self.whole.counts)
         return Point(weight=weight, biases=biases, fitted=fitted, held_out=self._summary(each), each=each)
 
     def _summary(self, each: list[Vector]) -> Summary:
-        return Summary.of(by_class(self.held_out(self.whole, each), self.label, self.num_classes))
+        values = by_class(self.held_out(self.whole, each), self.label, self.num_classes)
+        return Summary.of(values, self.whole.counts)
 
 
-def _chosen(fitting: _Fitting, start: Point, points: list[Point], rule: Rule, floor: float | None) -> float:
-    """The weight that the rule or the floor picks; 0 for the model as it is."""
+def _chosen(fitting: _Fitting, start: Point, points: list[Point], rule: Rule, floor: float | None) -> Point:
+    """The point that the rule or the floor picks; the start where none is better."""
     if floor is not None:
         return _reaching(fitting, start, points, floor)
     if rule == "rho":
-        number = fitting.cheapest([start, *points])
-        return points[number - 1].weight if number else 0.0
-    values = [getattr(point.held_out, rule) for point in points]
-    number = int(np.argmax(values))
-    return points[number].weight if values[number] > getattr(start.held_out, rule) else 0.0
+        return fitting.cheapest([start, *points])
+    return max([start, *points], key=lambda point: getattr(point.held_out, rule))
 
 
-def _reaching(fitting: _Fitting, start: Point, points: list[Point], floor: float) -> float:
-    """The smallest weight whose held-out worst class keeps the floor."""
+def _reaching(fitting: _Fitting, start: Point, points: list[Point], floor: float) -> Point:
+    """The point of the smallest weight whose held-out worst class is at or above the floor."""
     if start.held_out.worst >= floor:
-        return 0.0
+        return start
     above = [number for number, point in enumerate(points) if point.held_out.worst >= floor]
     if not above:
         top = max(points, key=lambda point: point.held_out.worst).held_out
         raise InputError(
-            f"no class biases lift the worst class to {100 * floor:g}: the best reachable is {100 * top.worst:.1f}, "
-            f"with an average of {100 * top.average:.1f} (held-out estimates)"
+            f"a floor of {100 * floor:g}% is not reachable by class biases: the highest worst class is "
+            f"{100 * top.worst:.1f}%, with an average of {100 * top.average:.1f}% (cross-validated)"
         )
-    high = points[above[0]].weight
-    low = points[above[0] - 1].weight if above[0] else 0.0
-    if not low:
+    high = points[above[0]]
+    if not above[0]:
         return high
+    low = points[above[0] - 1]
     for _ in range(_HALVINGS):
-        middle = float(np.sqrt(low * high))
-        low, high = (low, middle) if fitting.worst_at(middle) >= floor else (middle, high)
+        middle = fitting.point(float(np.sqrt(low.weight * high.weight)), low)
+        low, high = (low, middle) if middle.held_out.worst >= floor else (middle, high)
     return high
 
 
@@ -253,10 +245,10 @@ def _check_examples(margins: Margins) -> None:
     counts = np.bincount(margins.label, minlength=margins.num_classes)
     present = np.flatnonzero(counts)
     if len(present) < 2:
-        raise InputError("a repair needs images of two classes or more: with one there is nothing to exchange")
+        raise InputError("class biases need images of at least 2 classes, got 1")
     short = present[counts[present].argmin()]
     if counts[short] < LEAST:
         raise InputError(
-            f"class {short} has {counts[short]} images to fit: {LEAST} of each class are the least, and it takes 100 "
-            "to know a class accuracy to about 5 points"
+            f"class {short} has {counts[short]} fitting images: at least {LEAST} of each class are required, 100 are "
+            "recommended (standard error 5 points)"
         )

@@ -2,12 +2,12 @@
 
 A point of the frontier maximizes
 
-    mean_c A_c(b) + weight * weak(A(b)) - penalty / 2 * |b / s|^2,
+    average(A(b)) + weight * weak(A(b)) - penalty / 2 * |b / s|^2,
 
-where A_c are the smooth class accuracies, ``weak`` is the worst class or the mean of the weakest tenth, and s is the
-spread of the margins. A larger weight gives a higher weak value and a lower average. Two terms guard against noise with
-n examples a class: the penalty, 20 / n, keeps biases at zero unless they help, and ``weak`` is softened over classes
-within several standard errors of the weakest, any of which may turn out to be the weakest one on other images:
+where A_c are the smooth class accuracies, ``average`` is over images, ``weak`` is the worst class or the mean of the
+weakest tenth, and s is the spread of the margins. A larger weight gives a higher weak value and a lower average. Two
+terms limit overfitting with n examples a class: the penalty, 20 / n, shrinks biases towards zero, and ``weak`` is
+softened over classes within four standard errors of the worst, any of which may be the worst on other images:
 
     weak(A) = min over w of  w @ A + r / 2 * |w|^2,    sum w = 1,  0 <= w_c <= 1 / k,
 
@@ -29,7 +29,7 @@ from classwise.repairs.accuracy import ClassAccuracy, Vector, tenth_of
 
 Weak = Literal["worst", "tenth"]
 """What is to be lifted: the worst class, or the mean of the weakest tenth."""
-WEIGHTS = tuple(float(weight) for weight in np.geomspace(0.02, 20.0, 22))
+WEIGHTS = tuple(float(weight) for weight in np.geomspace(0.05, 100.0, 22))
 """Weights of a frontier's points, from almost the average alone to almost the weak classes alone."""
 PENALTY = 20.0
 SOFTNESS = 4.0
@@ -59,7 +59,7 @@ def best(
     """The biases (K,), with mean zero, of one point of the frontier."""
     objective = objective or Objective()
     present = accuracy.counts > 0
-    share = present / present.sum()
+    share = accuracy.counts / accuracy.counts.sum()
     typical = float(np.median(accuracy.counts[present]))
     scale = max(float(np.median(accuracy.spread[present])), 1e-9)
     penalty = objective.penalty / typical

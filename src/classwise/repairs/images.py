@@ -1,4 +1,4 @@
-"""The images a repair is fitted to, and those it is judged on. The two are never the same."""
+"""The fitting images and the test images of a repair, which are never the same."""
 
 # N examples
 
@@ -19,12 +19,12 @@ from classwise.rundir import RunDirectory
 
 TEST = "test"
 MOST_SHARED = 0.01
-"""Share of the images to judge that may also be among those of the fit; data sets hold some images twice."""
+"""Fraction of test images that may also be fitting images: some data sets contain duplicates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingImages:
-    """Where a repair takes its images from."""
+    """The images that a repair is fitted to."""
 
     images: ImageSet
     index: Ints
@@ -43,11 +43,11 @@ def fitting_images(
     seed: int,
     progress: Progress = SILENT,
 ) -> FittingImages:
-    """The images to fit: those a run held out, or the named split of other data. The test split is refused."""
+    """The validation images of a run, or the named split of other data. The split ``test`` is refused."""
     if split == TEST:
         raise InputError(
-            "a repair is never fitted to the test split, which judges it: name another, as --split train; for the "
-            "model of a run directory its own validation images are the default"
+            "split 'test' is reserved for the test evaluation: pass another split, or none to fit to the validation "
+            "images of a run directory"
         )
     directory = None if run is None else RunDirectory(run)
     made = {} if directory is None else directory.made()
@@ -56,39 +56,43 @@ def fitting_images(
     known = made.get("data_digest") is not None and made.get("data_digest") == images.digest()
     if directory is not None and known and directory.validation.is_file() and split in (None, "train"):
         index = directory.held_out(len(images))
-        if not len(index):
-            raise InputError(
-                f"{run} held out no validation images (validation_per_class = 0): name a split of other images with "
-                "--split"
+        if len(index):
+            return FittingImages(
+                images=images,
+                index=_some(images, index, per_class, seed),
+                train=np.setdiff1d(np.arange(len(images)), index),
+                origin="validation images of the run",
+                notes=[],
             )
-        train = np.setdiff1d(np.arange(len(images)), index)
-        return FittingImages(
-            images=images,
-            index=_some(images, index, per_class, seed),
-            train=train,
-            origin="held out by its training",
-            notes=[],
-        )
+        if split is None:
+            raise InputError(
+                f"{run} has no validation images (validation_per_class = 0): pass the split to fit to, as --split "
+                "train (accuracies on training images are too high)"
+            )
     if named and split is None:
         raise InputError(
-            "the model is not that of a run directory on this data, so its validation images are not known: name a "
-            "split to fit that is not the test split, as --split validation (or --split train, which is optimistic)"
+            "no validation images are known: the model is not a run directory trained on this data. Pass the split to "
+            "fit to, as --split train (accuracies are too high on images that the model was trained on)"
         )
     notes = []
     if split == "train":
         notes = [
-            "If the model was trained on the images of this split, its accuracy on them is too high, in some classes "
-            "more than in others, and so is what the fit promises."
+            "If the model was trained on the fitting images, its accuracy on them is too high, by different amounts in "
+            "different classes."
         ]
     whole = np.arange(len(images))
     index = _some(images, whole, per_class, seed)
     return FittingImages(
-        images=images, index=index, train=index, origin="as given" if split is None else "split as named", notes=notes
+        images=images,
+        index=index,
+        train=index,
+        origin="data passed by the caller" if split is None else "named split",
+        notes=notes,
     )
 
 
 def validation_images(run: Path, progress: Progress = SILENT) -> tuple[ImageSet, Ints] | None:
-    """The images that the training of a run held out, where it did and they are at hand."""
+    """The validation images of a run's training, or None if it had none or the data set has changed."""
     directory = RunDirectory(run)
     made = directory.made()
     data = made.get("asked", {}).get("data")
@@ -102,18 +106,34 @@ def validation_images(run: Path, progress: Progress = SILENT) -> tuple[ImageSet,
     return (images, index) if len(index) else None
 
 
-def images_to_judge(data: Any, test: Any, fitting: FittingImages, progress: Progress) -> ImageSet:
-    """The images a repair is judged on: ``test`` where given, else the test split of named data."""
+def test_split(data: Any, test: Any, fitting: FittingImages, progress: Progress) -> ImageSet:
+    """The test images: ``test`` if given, else the test split of named data. They must not be fitting images."""
     if test is None and not isinstance(data, str | Path):
-        raise InputError("there are no test images to judge the repair on: pass them as test, or set verdict to False")
+        raise InputError("no test images: pass test=(x, y), or evaluate=False")
     images = load_data(data if test is None else test, split=TEST, progress=progress)
+    _check_disjoint(images, fitting)
+    return images
+
+
+def check_apart(data: Any, fitting: FittingImages, progress: Progress) -> None:
+    """Refuse fitting images that are test images of named data, where it has a test split."""
+    if not isinstance(data, str | Path):
+        return
+    try:
+        images = load_data(data, split=TEST, progress=progress)
+    except InputError:  # without a test split there is nothing to compare with
+        return
+    _check_disjoint(images, fitting)
+
+
+def _check_disjoint(images: ImageSet, fitting: FittingImages) -> None:
     fitted = {digest(fitting.images.images[row].tobytes()) for row in fitting.index}
     shared = sum(digest(image.tobytes()) in fitted for _, some in images.chunks() for image in some)
     if shared > MOST_SHARED * len(images):
         raise InputError(
-            f"{shared} of {len(images)} images to judge on are among those of the fit: pass others as test"
+            f"{shared} of {len(images)} test images are also fitting images: choose another split, or pass other test "
+            "images"
         )
-    return images
 
 
 def _some(images: ImageSet, index: Ints, per_class: int | None, seed: int) -> Ints:

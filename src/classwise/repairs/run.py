@@ -1,4 +1,4 @@
-"""A repair from beginning to end: images, method, repaired run directory, verdict, page."""
+"""A whole repair: method, repaired run directory, test evaluation, report."""
 
 # N examples, K classes
 
@@ -22,19 +22,17 @@ from classwise.models.normalize import Normalized
 from classwise.models.weights import digest_model
 from classwise.plugins import absolute
 from classwise.progress import SILENT, Progress
-from classwise.repairs.fit import Fit
+from classwise.repairs.fit import Point
 from classwise.repairs.images import FittingImages
 from classwise.repairs.methods.base import Case, Method, Repaired, settings_text
-from classwise.repairs.verdict import delivered, judged
+from classwise.repairs.verdict import compared, judged
 from classwise.reporting import ClassReport
-from classwise.reporting.repair import Accuracies, FittedOn, FrontierPoint, RepairReport, load_repair
+from classwise.reporting.repair import Accuracies, FittedOn, FrontierPoint, RepairReport
 from classwise.reporting.report import Result, ThreatInfo
 from classwise.rundir import RunDirectory, versions
 from classwise.storage.margins import Margins
 from classwise.threat import Threat
 from classwise.training.checkpoint import save_weights
-
-NO_CHANGE = "unchanged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +43,13 @@ class Original:
     info: dict[str, Any]
     """What reports say of it."""
     spec: str | None
-    """Of its architecture, or of the whole model; None for one in memory."""
+    """Spec of the architecture, or of the whole model; None for a module in memory."""
     num_classes: int
     in_channels: int
     trained: Mapping[str, Any]
     """The recipe it was trained by, where it is known."""
     data_digest: str | None
-    """Of the images it was trained on."""
+    """Digest of the images it was trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +68,9 @@ class Repair:
     """The repaired model."""
     report: RepairReport
     directory: Path | None
-    before: ClassReport | None = None
-    after: ClassReport | None = None
-    """Reports of the original and of the repaired model on test images."""
+    report_before: ClassReport | None = None
+    report_after: ClassReport | None = None
+    """Test evaluations of the original and of the repaired model."""
     margins: Margins | None = None
 
     @property
@@ -94,7 +92,7 @@ def run_repair(
     progress: Progress = SILENT,
 ) -> Repair:
     """Repair a model, keep the result and judge it."""
-    choice = _choice(case)
+    choice = _choice(case, method)
     asked = {
         "method": name,
         "settings": settings_text(method),
@@ -118,7 +116,7 @@ def run_repair(
     before = after = None
     if judges is not None:
         began = time.perf_counter()
-        first = None if directory is None else RunDirectory(directory.path / "before")
+        first = None if directory is None else RunDirectory(directory.path / "original")
         common: dict[str, Any] = {"trained_on": original.data_digest, "progress": progress, "command": None}
         one = judged(
             original.model,
@@ -141,7 +139,7 @@ def run_repair(
             **common,
         )
         seconds = {**report.seconds, "verdict": round(time.perf_counter() - began, 3)}
-        report = report.model_copy(update={"delivered": delivered(one, other), "seconds": seconds})
+        report = report.model_copy(update={"test": compared(one, other), "seconds": seconds})
         before, after = one.report, other.report
     if directory is not None:
         report.to_json(directory.repair)
@@ -151,14 +149,16 @@ def run_repair(
         model=repaired.model,
         report=report,
         directory=None if directory is None else directory.path,
-        before=before,
-        after=after,
+        report_before=before,
+        report_after=after,
         margins=repaired.margins,
     )
 
 
-def _choice(case: Case) -> str:
-    return f"the rule {case.rule}" if case.floor is None else f"a floor of {100 * case.floor:g}%"
+def _choice(case: Case, method: Method) -> str | None:
+    if type(method).uses != "validation":
+        return None
+    return f"rule {case.rule}" if case.floor is None else f"floor {100 * case.floor:g}%"
 
 
 def _report(
@@ -167,19 +167,21 @@ def _report(
     case: Case,
     name: str,
     method: Method,
-    choice: str,
+    choice: str | None,
     repaired: Repaired,
 ) -> RepairReport:
     classes = list(fitting.images.classes or (str(label) for label in range(original.num_classes)))
-    counts = np.bincount(fitting.images.labels[fitting.index], minlength=len(classes))
-    threat = case.threat
+    uses, threat = type(method).uses, case.threat
+    index = case.train if uses == "training" else case.index
+    trains = uses == "training" and not np.array_equal(case.train, case.index)
+    counts = np.bincount(fitting.images.labels[index], minlength=len(classes))
     fitted_on = FittedOn(
         data=fitting.images.name,
         split=fitting.images.split,
-        n=len(fitting.index),
+        n=len(index),
         per_class=counts.tolist(),
         digest=fitting.images.digest(),
-        origin=fitting.origin,
+        origin="training images of the run" if trains else fitting.origin,
     )
     plain: dict[str, Any] = {
         "model": {key: value for key, value in original.info.items() if key != "trained"},
@@ -188,10 +190,10 @@ def _report(
         "classes": classes,
         "threat": ThreatInfo(norm=threat.norm, eps=threat.eps, eps_text=threat.text),
         "choice": choice,
-        "fitted_on": fitted_on if type(method).uses_images else None,
+        "fitted_on": None if uses == "none" else fitted_on,
         "layer": repaired.layer,
         "seconds": repaired.seconds,
-        "notes": [*(fitting.notes if type(method).uses_images else []), *repaired.notes],
+        "notes": [*([] if uses == "none" else fitting.notes), *repaired.notes],
     }
     if repaired.fit is None or repaired.margins is None:
         return RepairReport(**plain)
@@ -199,32 +201,32 @@ def _report(
     return RepairReport(
         **plain,
         search={
-            key: margins.info[key] for key in ("targets", "steps", "nearest", "seed", "audit") if key in margins.info
+            key: margins.info[key]
+            for key in ("targets", "steps", "searches", "nearest", "seed", "audit")
+            if key in margins.info
         },
         biases=[round(float(bias), 5) for bias in fit.biases],
-        weight=fit.weight,
-        frontier=_frontier(fit),
-        before=_accuracies(margins, np.zeros(margins.num_classes), classes),
-        promised=Accuracies(
+        weight=fit.selected.weight,
+        selected=_point(fit.selected),
+        frontier=[_point(point) for point in (fit.start, *fit.points)],
+        fitting_before=_accuracies(margins, np.zeros(margins.num_classes), classes),
+        cross_validated=Accuracies(
             natural=_survival(margins.label, fit.held_out_natural, classes),
             robust=_survival(margins.label, fit.held_out_robust, classes),
         ),
     )
 
 
-def _frontier(fit: Fit) -> list[FrontierPoint]:
-    return [
-        FrontierPoint(
-            weight=round(point.weight, 5),
-            average=_percent(point.held_out.average),
-            worst=_percent(point.held_out.worst),
-            tenth=_percent(point.held_out.tenth),
-            fitted_average=_percent(point.fitted.average),
-            fitted_worst=_percent(point.fitted.worst),
-            biases=[round(float(bias), 5) for bias in point.biases],
-        )
-        for point in (fit.start, *fit.points)
-    ]
+def _point(point: Point) -> FrontierPoint:
+    return FrontierPoint(
+        weight=round(point.weight, 5),
+        average=_percent(point.held_out.average),
+        worst=_percent(point.held_out.worst),
+        tenth=_percent(point.held_out.tenth),
+        fitted_average=_percent(point.fitted.average),
+        fitted_worst=_percent(point.fitted.worst),
+        biases=[round(float(bias), 5) for bias in point.biases],
+    )
 
 
 def _accuracies(margins: Margins, biases: np.ndarray, classes: list[str]) -> Accuracies:
@@ -241,7 +243,7 @@ def _accuracies(margins: Margins, biases: np.ndarray, classes: list[str]) -> Acc
 
 
 def _survival(label: np.ndarray, kept: np.ndarray, classes: list[str]) -> Result:
-    """A result of examples of which only whether they stay correct is known."""
+    """A result from correctness alone."""
     elsewhere = np.where(label == 0, 1, 0)
     return Result.from_predictions(label, np.where(kept, label, elsewhere), classes)
 
@@ -284,30 +286,24 @@ def _info(original: Original, report: RepairReport, directory: RunDirectory | No
     }
 
 
-def repaired_recipe(trained: Mapping[str, Any], method: str, choice: str) -> dict[str, Any]:
+def repaired_recipe(trained: Mapping[str, Any], method: str, choice: str | None) -> dict[str, Any]:
     """The recipe of a repaired model: that of the original, with the repair."""
     name = {"name": f"{trained['name']} + {method} repair"} if "name" in trained else {}
     return {**trained, **name, "repaired": {"name": method, "choice": choice}}
 
 
-def finished(directory: RunDirectory) -> RepairReport | None:
-    """The report of a repair that is complete, or None."""
-    if directory.read().get("repair", {}).get("finished") is None:
-        return None
-    return load_repair(directory.path)
-
-
-def check_floor(floor: float | None) -> float | None:
-    """A floor in percent as a share."""
+def parse_floor(floor: float | None) -> float | None:
+    """A floor in percent as a fraction."""
     if floor is None:
         return None
-    if not 0 < floor < 100:
-        raise InputError(f"the floor is a percentage above 0 and below 100, got {floor:g}")
+    if not 1 <= floor < 100:
+        hint = f"; for {100 * floor:g}% pass {100 * floor:g}" if 0 < floor < 1 else ""
+        raise InputError(f"the floor is a percentage from 1 to below 100, got {floor:g}{hint}")
     return floor / 100
 
 
-def check_threat(eps: float | str | None, norm: str | None, trained: Mapping[str, Any]) -> Threat:
-    """The radius to repair for: the one given, else that of the training, else 8/255."""
+def resolve_threat(eps: float | str | None, norm: str | None, trained: Mapping[str, Any]) -> Threat:
+    """The threat to repair for: as given, else that of the training, else Linf 8/255."""
     known = trained.get("eps"), trained.get("norm")
     chosen = eps if eps is not None else known[0] if isinstance(known[0], str) else "8/255"
     return Threat.parse(chosen, norm or (known[1] if isinstance(known[1], str) else "Linf"))

@@ -1,4 +1,4 @@
-"""The verdict on a repair: the original and the repaired model under a fresh attack on test images."""
+"""The test evaluation of a repair: the original and the repaired model under a fresh attack."""
 
 # N examples, K classes
 
@@ -14,22 +14,23 @@ from torch import nn
 
 from classwise.data import ImageSet, ordered
 from classwise.errors import InputError
-from classwise.evaluation.evaluate import Question, run_evaluation
+from classwise.evaluation.batching import in_batches
+from classwise.evaluation.evaluate import Question, fitting_batch, run_evaluation
 from classwise.evaluation.work import answers
 from classwise.forward import device_of
 from classwise.metrics import confusion_matrix
 from classwise.metrics.calibration import expected_calibration_error
+from classwise.metrics.counts import Ints
 from classwise.progress import Progress
 from classwise.reporting import ClassReport, compare
 from classwise.reporting.comparison import Row
 from classwise.reporting.estimates import ClassEstimate, Estimate
-from classwise.reporting.repair import ClassOutcome, Delivered
+from classwise.reporting.repair import ClassOutcome, OnTest
 from classwise.rundir import RunDirectory
 from classwise.verdicts import NATURAL, Verdicts
 
-MOST_EXCHANGED = 50
-"""Classes up to which the exchange between classes is listed."""
-_BATCH = 500
+MOST_LISTED = 50
+"""Classes up to which the change in errors is reported for every pair."""
 _ALARMING = ("warning", "error")
 
 
@@ -75,13 +76,20 @@ def judged(
         progress=progress,
     )
     if report.verdicts is None:
-        raise InputError("the evaluation left no verdicts")
-    batches = ordered(images, report.verdicts.index, _BATCH, device_of(model))
-    logits = np.concatenate([answers(model, x).float().cpu().numpy() for x, _, _ in batches])
+        raise AssertionError("an evaluation keeps its verdicts")
+    index, device = report.verdicts.index, device_of(model)
+    logits = np.empty((len(index), len(report.dataset.classes)), dtype=np.float32)
+
+    def fill(batch: Ints) -> None:
+        x = next(ordered(images, index[batch], len(batch), device))[0]
+        logits[batch] = answers(model, x).float().cpu().numpy()
+
+    size = question.batch_size or fitting_batch(images, device)
+    in_batches("logits", np.ones(len(index), dtype=bool), size, fill, lambda: None, lambda _: None, progress)
     return Judged(report=report, logits=logits)
 
 
-def delivered(before: Judged, after: Judged) -> Delivered:
+def compared(before: Judged, after: Judged) -> OnTest:
     """What the repair changed, class by class, with paired tests."""
     comparison = compare(before.report, after.report, names=["before", "after"])
     key = comparison.strongest
@@ -91,7 +99,7 @@ def delivered(before: Judged, after: Judged) -> Delivered:
         raise InputError("there are no test images to judge the repair on")
     changes = {part.label: part for part in second.changes}
     findings = after.report.sanity.findings
-    return Delivered(
+    return OnTest(
         data=f"{comparison.dataset.name}/{comparison.dataset.split}",
         attack=key if key == NATURAL or len(before.report.attacks) != 1 else next(iter(before.report.attacks)),
         average_before=first.overall,
@@ -128,14 +136,14 @@ def delivered(before: Judged, after: Judged) -> Delivered:
             )
             for label, name in enumerate(comparison.dataset.classes)
         ],
-        exchange=_exchange(before.verdicts, after.verdicts, key, len(comparison.dataset.classes)),
+        errors_removed=_errors_removed(before.verdicts, after.verdicts, key, len(comparison.dataset.classes)),
         findings=[f"{one.severity}: {one.text}" for one in findings if one.severity in _ALARMING],
     )
 
 
-def _exchange(before: Verdicts, after: Verdicts, key: str, num_classes: int) -> list[list[int]]:
-    """Images of each class (row) that are no longer taken for another (column), less those that now are."""
-    if num_classes > MOST_EXCHANGED:
+def _errors_removed(before: Verdicts, after: Verdicts, key: str, num_classes: int) -> list[list[int]]:
+    """How many fewer images of each class (row) are predicted as another (column)."""
+    if num_classes > MOST_LISTED:
         return []
     first, second = (
         confusion_matrix(one.label, one.predictions(key), num_classes).astype(np.int64) for one in (before, after)

@@ -150,8 +150,9 @@ def _trained(training: Mapping[str, Any] | None) -> Iterator[str]:
 
 def _repaired(repaired: Mapping[str, Any] | None) -> Iterator[str]:
     if repaired is not None:
-        method, choice, data = (escaped(str(repaired.get(key))) for key in ("method", "choice", "data"))
-        yield from ("", f"It was then repaired by the method {method}, chosen by {choice} on images of {data}.")
+        method, data = (escaped(str(repaired.get(key))) for key in ("method", "data"))
+        choice = "" if repaired.get("choice") is None else f" ({escaped(str(repaired['choice']))})"
+        yield from ("", f"It was then repaired with the method {method}{choice} on images of {data}.")
 
 
 def _quoted(text: str) -> str:

@@ -86,7 +86,7 @@ def find_runs(places: Sequence[str | Path]) -> list[Path]:
 
 def _is_original(place: Path) -> bool:
     """Whether a directory is the evaluation of an original model, kept inside that of its repair."""
-    return place.name == "before" and (place.parent / "repair.json").is_file()
+    return place.name == "original" and (place.parent / "repair.json").is_file()
 
 
 def leaderboard(reports: Sequence[ClassReport], *, baseline: str = BASELINE) -> Leaderboard:

@@ -1,6 +1,6 @@
-"""The report of a repair: what was fitted, what it promised on held-out images, and what the test images gave.
+"""The report of a repair: settings, biases, cross-validated accuracies and the test evaluation.
 
-This is what ``repair.json`` holds, and what its page shows. Accuracies in percent.
+It is the content of ``repair.json`` and of its page. Accuracies in percent.
 """
 
 # K classes
@@ -35,7 +35,7 @@ class FittedOn(Part):
     per_class: list[int]
     digest: str
     origin: str
-    """Why these: held out by the training, or named by the user."""
+    """Validation images of the run, its training images, a named split, or data passed by the caller."""
 
 
 class FrontierPoint(Part):
@@ -45,10 +45,10 @@ class FrontierPoint(Part):
     average: float
     worst: float
     tenth: float
-    """On held-out images."""
+    """Cross-validated and smoothed."""
     fitted_average: float
     fitted_worst: float
-    """On the images that were fitted."""
+    """In-sample."""
     biases: list[float]
 
 
@@ -80,8 +80,8 @@ class ClassOutcome(Part):
     """Mean accuracy over the natural corruptions."""
 
 
-class Delivered(Part):
-    """What an attack on test images found, before and after."""
+class OnTest(Part):
+    """The test evaluation, before and after."""
 
     data: str
     attack: str
@@ -103,8 +103,8 @@ class Delivered(Part):
     corrupted_before: float | None
     corrupted_after: float | None
     by_class: list[ClassOutcome]
-    exchange: list[list[int]] = Field(default_factory=list)
-    """Row c, column j: images of class c that are no longer taken for class j under attack, less those that now are."""
+    errors_removed: list[list[int]] = Field(default_factory=list)
+    """Row c, column j: how many fewer images of class c are predicted as class j under attack; negative: more."""
     findings: list[str] = Field(default_factory=list)
     """Findings of the evaluation of the repaired model, as ``severity: text``."""
 
@@ -114,13 +114,13 @@ class RepairReport(Part):
 
     schema_: Literal["classwise/repair/1"] = Field("classwise/repair/1", alias="schema")
     model: dict[str, Any]
-    """What was repaired: its name, spec and weights."""
+    """The original model: name, spec and weights."""
     method: str
     settings: dict[str, Any]
     classes: list[str]
     threat: ThreatInfo
-    choice: str
-    """The rule, or the floor."""
+    choice: str | None = None
+    """The rule or the floor; None for a method that has neither."""
     fitted_on: FittedOn | None
     """None for a method that uses no images."""
     search: dict[str, Any] = Field(default_factory=dict)
@@ -130,19 +130,21 @@ class RepairReport(Part):
     layer: str | None = None
     """The layer that holds them; None where the model was wrapped."""
     weight: float | None = None
-    """Of the weak classes at the chosen point of the frontier; 0 for the model as it is."""
+    """Weight of the selected point of the frontier; 0 for the unchanged model."""
+    selected: FrontierPoint | None = None
     frontier: list[FrontierPoint] = Field(default_factory=list)
-    before: Accuracies | None = None
-    """Of the original model on the fitting images, by the margin matrix."""
-    promised: Accuracies | None = None
-    """Of the repaired model on the fitting images, each judged under biases fitted without it."""
-    delivered: Delivered | None = None
+    """From the unchanged model to the largest weight of the worst class."""
+    fitting_before: Accuracies | None = None
+    """The original model on the fitting images, by the margin matrix."""
+    cross_validated: Accuracies | None = None
+    """The repaired model on the fitting images, each scored with biases fitted without its fold."""
+    test: OnTest | None = None
     seconds: dict[str, float] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
 
     @property
-    def name(self) -> str:
-        """What the repaired model is called."""
+    def original_name(self) -> str:
+        """Name of the original model."""
         return str(self.model.get("name", "model"))
 
     def to_json(self, path: str | Path) -> None:
@@ -153,7 +155,9 @@ class RepairReport(Part):
         """Write the page."""
         from classwise.reporting.pages import answers_page
 
-        write_text(Path(path), answers_page(f"Repair of {self.name}", f"method {self.method}", {"repair": self}))
+        write_text(
+            Path(path), answers_page(f"Repair of {self.original_name}", f"method {self.method}", {"repair": self})
+        )
 
     def sentences(self) -> list[str]:
         """The result in words."""
@@ -161,64 +165,63 @@ class RepairReport(Part):
         audit = self.search.get("audit")
         if isinstance(audit, dict) and audit.get("at_most") is not None:
             found.append(
-                f"The search attacked {self.search['targets']} of {len(self.classes) - 1} wrong classes. With all of "
-                f"them attacked, {audit['broken']} of {audit['images']} robust images break, so at most "
-                f"{audit['at_most']:.1f}% of all (95%)."
+                f"The search attacked {self.search['targets']} of {len(self.classes) - 1} wrong classes. Audit: with "
+                f"all classes attacked, {audit['broken']} of {audit['images']} surviving images are broken; at most "
+                f"{audit['at_most']:.1f}% of the surviving images would be (95% upper bound)."
             )
         return [*found, *self.notes]
 
     def _fit_sentences(self) -> list[str]:
-        if self.before is None or self.promised is None or self.fitted_on is None:
-            return [f"{self.name} was repaired with the method {self.method}."]
-        on = self.fitted_on
-        where = f"{on.n:,} images of {on.data}/{on.split} ({on.origin})"
+        on, before, after = self.fitted_on, self.fitting_before, self.cross_validated
+        where = "" if on is None else f" on {on.n:,} images of {on.data}/{on.split} ({on.origin})"
+        if before is None or after is None:
+            return [f"{self.original_name}: repaired with {self.method}{where}."]
         if not self.weight:
-            worst = _worst(self.before.robust)
-            why = "the worst class is above it" if "floor" in self.choice else "no class biases are better than none"
-            return [f"Fitted to {where} by {self.choice}: {why} ({worst}). The model is unchanged."]
-        before, after = self.before.robust, self.promised.robust
+            floor = (self.choice or "").startswith("floor")
+            why = "The worst class already reaches the floor" if floor else "No biases improve the selection score"
+            return [f"Fitted{where}, {self.choice}. {why} ({_worst(before.robust)}): the model is unchanged."]
+        smooth = ""
+        if self.selected is not None and self.frontier:
+            smooth = f" (smoothed: {self.frontier[0].worst:.1f}% to {self.selected.worst:.1f}%)"
         return [
-            f"Fitted to {where} by {self.choice}. On held-out images the worst class goes from {_worst(before)} to "
-            f"{_worst(after)}, the average from {_overall(before)} to {_overall(after)}; natural accuracy from "
-            f"{_overall(self.before.natural)} to {_overall(self.promised.natural)}."
+            f"Fitted{where}, {self.choice}. Cross-validated, the worst class goes from {_worst(before.robust)} to "
+            f"{_worst(after.robust)}{smooth}, the average from {_overall(before.robust)} to {_overall(after.robust)}, "
+            f"natural accuracy from {_overall(before.natural)} to {_overall(after.natural)}."
         ]
 
     def _test_sentences(self) -> list[str]:
-        found = self.delivered
+        found = self.test
         if found is None:
             return []
         p = "" if found.average_p is None else f" (p = {found.average_p:.2g})"
-        rho = "" if found.rho is None else f" rho is {found.rho:+.2f}."
+        rho = "" if found.rho is None else f" rho = {found.rho:+.2f}."
         changed = [one for one in found.by_class if one.p_value is not None and one.p_value < SIGNIFICANT]
-        up = [f"{one.name} {one.change:+.1f}" for one in changed if one.change > 0]
-        down = [f"{one.name} {one.change:+.1f}" for one in changed if one.change < 0]
-        sentences = [
+        points = ", ".join(f"{one.name} {one.change:+.1f}" for one in sorted(changed, key=lambda one: -one.change))
+        corruptions = (
+            ""
+            if found.corrupted_before is None
+            else f", accuracy under corruptions from {_number(found.corrupted_before)}% to "
+            f"{_number(found.corrupted_after)}%"
+        )
+        return [
             f"On {found.data} under {found.attack} the worst class goes from {share(found.worst_before, '%')} "
-            f"({found.worst_before.name}) to {share(found.worst_after, '%')} ({found.worst_after.name}), the average "
+            f"({found.worst_before.name}) to {share(found.worst_after, '%')} ({found.worst_after.name}). The average "
             f"changes by {found.average_change:+.1f} points to {share(found.average_after, '%')}{p}.{rho}",
             f"Natural accuracy goes from {share(found.natural_before, '%')} to {share(found.natural_after, '%')}, the "
-            f"calibration error from {_number(found.ece_before)} to {_number(found.ece_after)}"
-            + (
-                "."
-                if found.corrupted_before is None
-                else f", accuracy under corruptions from {_number(found.corrupted_before)} to "
-                f"{_number(found.corrupted_after)}."
-            ),
+            f"calibration error (ECE) from {_number(found.ece_before)}% to {_number(found.ece_after)}%{corruptions}.",
+            f"Significant changes (p < {SIGNIFICANT:g}): {points} points."
+            if points
+            else "No class changes significantly.",
+            *found.findings,
         ]
-        if up or down:
-            parts = [f"gain: {', '.join(up)}" if up else "", f"lose: {', '.join(down)}" if down else ""]
-            sentences.append(f"Significant changes by class, in points; {'; '.join(filter(None, parts))}.")
-        else:
-            sentences.append("No class changes significantly.")
-        return [*sentences, *found.findings]
 
     def figures(self) -> list[Figure]:
         """The frontier, classes before and after, and the biases."""
-        found = [self._frontier_figure()] if self.frontier and self.before and self.promised else []
-        if self.delivered is not None:
-            found += self._class_figures(self.delivered)
-            if self.delivered.exchange:
-                found.append(self._exchange_figure(self.delivered))
+        found = [self._frontier_figure()] if self.frontier and self.fitting_before and self.cross_validated else []
+        if self.test is not None:
+            found += self._class_figures(self.test)
+            if self.test.errors_removed:
+                found.append(self._errors_figure(self.test))
         if self.biases is not None and len(self.classes) <= READABLE:
             found.append(
                 bars(
@@ -232,26 +235,26 @@ class RepairReport(Part):
         return found
 
     def _frontier_figure(self) -> Figure:
-        before, after = self.before, self.promised
+        before, after = self.fitting_before, self.cross_validated
         assert before is not None
         assert after is not None
         series = [
             Series(
-                name="held-out images", x=[one.average for one in self.frontier], y=[one.worst for one in self.frontier]
+                name="cross-validated", x=[one.average for one in self.frontier], y=[one.worst for one in self.frontier]
             ),
             Series(
-                name="fitted images",
+                name="in-sample",
                 x=[one.fitted_average for one in self.frontier],
                 y=[one.fitted_worst for one in self.frontier],
                 symbol="circle-open",
             ),
-            _mark("before", before.robust, "square"),
-            _mark("chosen, held-out images", after.robust, "diamond"),
+            _mark("original, fitting images", before.robust, "square"),
+            _mark("repaired, cross-validated", after.robust, "diamond"),
         ]
-        if (test := self.delivered) is not None:
+        if (test := self.test) is not None:
             for name, average, worst, symbol in (
-                ("before, test images", test.average_before, test.worst_before, "square-open"),
-                ("after, test images", test.average_after, test.worst_after, "diamond-open"),
+                ("original, test images", test.average_before, test.worst_before, "square-open"),
+                ("repaired, test images", test.average_after, test.worst_after, "diamond-open"),
             ):
                 series.append(
                     Series(
@@ -260,14 +263,14 @@ class RepairReport(Part):
                 )
         return points(
             series,
-            title="Frontier of the average against the worst class",
+            title="Average against worst class",
             alt=f"Average against worst class under attack. {' '.join(self.sentences()[:2])}",
             x="average robust accuracy, %",
             y="worst class, %",
-            joined=("held-out images", "fitted images"),
+            joined=("cross-validated", "in-sample"),
         )
 
-    def _class_figures(self, found: Delivered) -> list[Figure]:
+    def _class_figures(self, found: OnTest) -> list[Figure]:
         listed = self._listed(found)
         return [
             bars(
@@ -292,38 +295,41 @@ class RepairReport(Part):
         ]
 
     def tables(self) -> list[Table]:
-        """Promised against delivered, classes before and after, and the frontier."""
+        """Expected and measured accuracy, classes before and after, and the frontier."""
         found = []
-        if self.before is not None and self.promised is not None:
-            found.append(self._promise_table(self.before, self.promised))
-        if self.delivered is not None:
-            found.append(self._class_table(self.delivered))
+        if self.fitting_before is not None and self.cross_validated is not None:
+            found.append(self._expected_table(self.fitting_before, self.cross_validated))
+        if self.test is not None:
+            found.append(self._class_table(self.test))
         if self.frontier:
             found.append(self._frontier_table())
         return found
 
-    def _promise_table(self, before: Accuracies, promised: Accuracies) -> Table:
+    def _expected_table(self, before: Accuracies, after: Accuracies) -> Table:
         rows = [
-            ["before", "held out", _overall(before.robust), _worst(before.robust), _overall(before.natural)],
-            ["after", "held out", _overall(promised.robust), _worst(promised.robust), _overall(promised.natural)],
+            [name, images, _overall(one.robust), _worst(one.robust), _overall(one.natural)]
+            for name, images, one in (
+                ("original", "fitting images", before),
+                ("repaired", "fitting images, cross-validated", after),
+            )
         ]
-        if (test := self.delivered) is not None:
+        if (test := self.test) is not None:
             rows += [
-                [name, test.data, share(average), share(worst), share(natural)]
+                [name, test.data, share(average, "%"), f"{share(worst, '%')} ({worst.name})", share(natural, "%")]
                 for name, average, worst, natural in (
-                    ("before", test.average_before, test.worst_before, test.natural_before),
-                    ("after", test.average_after, test.worst_after, test.natural_after),
+                    ("original", test.average_before, test.worst_before, test.natural_before),
+                    ("repaired", test.average_after, test.worst_after, test.natural_after),
                 )
             ]
         return Table(
-            title="Promised and delivered",
-            about="Accuracies in percent with 95% intervals. Held out: images of the fit, each judged under biases "
-            "fitted without it, by the margin matrix.",
+            title="Expected and measured accuracy",
+            about="With 95% intervals. Fitting images: by the margin matrix; cross-validated: each image is scored "
+            "with biases fitted without its fold.",
             columns=["model", "images", "robust average", "worst class", "natural average"],
             rows=rows,
         )
 
-    def _class_table(self, found: Delivered) -> Table:
+    def _class_table(self, found: OnTest) -> Table:
         listed = self._listed(found)
         left = len(found.by_class) - len(listed)
         return Table(
@@ -332,13 +338,13 @@ class RepairReport(Part):
             columns=[
                 "class",
                 "robust before",
-                "after",
+                "robust after",
                 "change",
                 "p",
                 "natural before",
-                "after",
+                "natural after",
                 "ECE before",
-                "after",
+                "ECE after",
             ],
             rows=[
                 [
@@ -354,14 +360,14 @@ class RepairReport(Part):
                 ]
                 for one in listed
             ],
-            foot=f"{left} classes that changed less are not listed." if left else "",
+            foot=f"The {left} classes with the smallest changes are omitted." if left else "",
         )
 
     def _frontier_table(self) -> Table:
         return Table(
             title="Frontier",
-            about="Robust accuracy in percent by the weight of the weak classes; average and worst on held-out images.",
-            columns=["weight", "average", "worst class", "weakest tenth", "average, fitted", "worst, fitted"],
+            about="Smoothed robust accuracy in percent by the weight of the worst class, cross-validated and in-sample.",
+            columns=["weight", "average", "worst class", "weakest tenth", "in-sample average", "in-sample worst"],
             rows=[
                 [
                     f"{one.weight:.3g}",
@@ -374,22 +380,22 @@ class RepairReport(Part):
             ],
         )
 
-    def _exchange_figure(self, found: Delivered) -> Figure:
+    def _errors_figure(self, found: OnTest) -> Figure:
         return heatmap(
             [
                 [None if row == column else float(count) for column, count in enumerate(counts)]
-                for row, counts in enumerate(found.exchange)
+                for row, counts in enumerate(found.errors_removed)
             ],
-            title="Which class gave to which",
-            alt="A matrix of images gained and lost: each row a true class, each column the class its images are taken "
-            f"for under {found.attack}.",
+            title="Errors removed, by true and predicted class",
+            alt="A matrix of the change in errors: each row a true class, each column the class predicted under "
+            f"{found.attack}; positive values are fewer errors.",
             names=self.classes,
-            x="taken for",
+            x="predicted class",
             y="true class",
-            unit="images",
+            unit="fewer errors",
         )
 
-    def _listed(self, found: Delivered) -> list[ClassOutcome]:
+    def _listed(self, found: OnTest) -> list[ClassOutcome]:
         """All classes, or those that changed the most, in the order of the labels."""
         if len(found.by_class) <= MOST_LISTED:
             return found.by_class
@@ -402,7 +408,7 @@ def load_repair(path: str | Path) -> RepairReport:
     path = Path(path)
     file = path / "repair.json" if path.is_dir() else path
     if not file.is_file():
-        raise InputError(f"{path} holds no repair.json: it is not the directory of a repair")
+        raise InputError(f"{path} is not the directory of a repair: it holds no repair.json")
     try:
         return RepairReport.model_validate(read_json(file))
     except ValidationError as error:

@@ -229,8 +229,14 @@ def test_fewer_targets_give_upper_bounds() -> None:
 
 
 def test_the_audit_of_fewer_targets() -> None:
-    """Of the images that one target leaves robust, it counts those that another class breaks: here all of them."""
+    """It counts the images that one target leaves robust and another class breaks; fewer than 64 are all audited.
+
+    The logit of class 6 moves the most, and is often not the second largest.
+    """
     model = linear()
+    with torch.no_grad():
+        model[1].weight[6] *= 4
+        model[1].bias[6] *= 4
     images, threat = labelled_by(model, noise(60, low=0.3, high=0.7)), Threat.parse("0.02")
     exact = exact_margins(model, images, threat).min(axis=1)
     found = find_margins(model, images, whole(images), threat, settings=MarginSettings(targets=1))

@@ -1,4 +1,4 @@
-"""Ways to repair a finished model, one a file. Adding one is its file and a line here."""
+"""Repair methods, one per file. To add one, write its module and register it in ``METHODS``."""
 
 from __future__ import annotations
 

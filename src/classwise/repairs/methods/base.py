@@ -1,10 +1,10 @@
-"""What a repair method is given and what it returns."""
+"""Inputs and results of repair methods."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor, nn
 
@@ -16,10 +16,13 @@ from classwise.repairs.fit import Fit, Rule
 from classwise.storage.margins import Margins
 from classwise.threat import Threat
 
+Images = Literal["validation", "training", "none"]
+"""``validation``: those of ``Case.index``; ``training``: those of ``Case.train``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A model to repair and what may be used for it. Test images are not among them."""
+    """Inputs of a repair method. They never include test images."""
 
     model: nn.Module
     """The original. A method changes a copy."""
@@ -37,9 +40,9 @@ class Case:
     engine: EngineName = "auto"
     targets: int | None = None
     margins_file: Path | None = None
-    """Where the margin matrix is kept."""
+    """File of the margin matrix."""
     known_margins: Path | None = None
-    """Where one may be found that was computed before."""
+    """Existing margin file to reuse if it matches."""
     progress: Progress = SILENT
 
     @property
@@ -50,13 +53,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """What came of a method."""
+    """Result of a repair method."""
 
     model: nn.Module
     layer: str | None = None
     """The layer whose biases were changed, for a method that changes nothing else."""
-    wrapped: bool = False
-    """Whether the model is the original inside a ``Biased``."""
     fit: Fit | None = None
     margins: Margins | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -64,11 +65,12 @@ class Repaired:
 
 
 class Method(Protocol):
-    """A way to repair. Implementations are frozen dataclasses with keyword settings."""
+    """A repair method. Implementations are frozen dataclasses with keyword settings."""
 
     about: ClassVar[str]
-    """One line for lists and help."""
-    uses_images: ClassVar[bool]
+    """One line for lists and help. Required."""
+    uses: ClassVar[Images]
+    """Which images of the case it uses. Required."""
 
     def __call__(self, case: Case) -> Repaired:
         """A repaired copy of the model."""

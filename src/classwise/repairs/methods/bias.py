@@ -22,7 +22,7 @@ from classwise.data import ordered
 from classwise.evaluation.margins import MarginSettings, find_margins
 from classwise.models.heads import with_biases
 from classwise.repairs.fit import fit
-from classwise.repairs.methods.base import Case, Repaired
+from classwise.repairs.methods.base import Case, Images, Repaired
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Bias:
     """Class biases from the margin matrix of held-out images."""
 
     about: ClassVar[str] = "class biases on the last layer, chosen on the frontier of average against worst class"
-    uses_images: ClassVar[bool] = True
+    uses: ClassVar[Images] = "validation"
 
     def __call__(self, case: Case) -> Repaired:
         began = time.perf_counter()
@@ -55,7 +55,6 @@ class Bias:
         return Repaired(
             model=model,
             layer=layer,
-            wrapped=layer is None,
             fit=fitted,
             margins=margins,
             seconds={"margins": round(searched - began, 3), "fit": round(done - searched, 3)},

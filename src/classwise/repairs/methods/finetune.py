@@ -55,7 +55,7 @@ from classwise.noise import ExampleNoise
 from classwise.objectives import Madry
 from classwise.policies import FAAL
 from classwise.repairs.fit import FOLDS, assigned
-from classwise.repairs.methods.base import Case, Repaired
+from classwise.repairs.methods.base import Case, Images, Repaired
 from classwise.repairs.methods.head_sam import at_least_one
 from classwise.rundir import RunDirectory
 from classwise.spec import Number
@@ -78,7 +78,7 @@ class Finetune:
     """Adversarial training of the whole network for a few epochs, from its present weights."""
 
     about: ClassVar[str] = "whole network fine-tuned for two epochs (how=faal or spectral)"
-    uses_images: ClassVar[bool] = True
+    uses: ClassVar[Images] = "training"
 
     how: How = "faal"
     epochs: int = 2

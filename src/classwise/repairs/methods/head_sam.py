@@ -39,7 +39,7 @@ from classwise.data import Batches
 from classwise.errors import InputError
 from classwise.forward import device_of
 from classwise.models.heads import features_of, plain_head
-from classwise.repairs.methods.base import Case, Repaired
+from classwise.repairs.methods.base import Case, Images, Repaired
 from classwise.spec import Number
 from classwise.training.optimizers import SGD
 
@@ -49,7 +49,7 @@ class HeadSAM:
     """Sharpness-aware training of the last linear layer on adversarial images."""
 
     about: ClassVar[str] = "last layer trained for an epoch by class-wise sharpness-aware minimization (DecoSAM)"
-    uses_images: ClassVar[bool] = True
+    uses: ClassVar[Images] = "training"
 
     epochs: int = 1
     lr: Number = 0.01

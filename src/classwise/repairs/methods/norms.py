@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 
 from classwise.models.heads import plain_head
-from classwise.repairs.methods.base import Case, Repaired
+from classwise.repairs.methods.base import Case, Images, Repaired
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Norms:
     """Equal lengths for the weight rows of the last linear layer."""
 
     about: ClassVar[str] = "rows of the last layer's weight rescaled to their mean length (HWNwB)"
-    uses_images: ClassVar[bool] = False
+    uses: ClassVar[Images] = "none"
 
     def __call__(self, case: Case) -> Repaired:
         model = copy.deepcopy(case.model)

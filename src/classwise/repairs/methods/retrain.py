@@ -36,7 +36,7 @@ from classwise.data import ordered
 from classwise.forward import device_of
 from classwise.models.heads import features_of, plain_head
 from classwise.noise import ExampleNoise
-from classwise.repairs.methods.base import Case, Repaired
+from classwise.repairs.methods.base import Case, Images, Repaired
 from classwise.repairs.methods.head_sam import at_least_one
 from classwise.spec import Number
 from classwise.training.optimizers import SGD
@@ -48,7 +48,7 @@ class Retrain:
     """A new last linear layer, trained on class-balanced features of adversarial images."""
 
     about: ClassVar[str] = "last layer trained anew on class-balanced features of adversarial images (cRT)"
-    uses_images: ClassVar[bool] = True
+    uses: ClassVar[Images] = "training"
 
     epochs: int = 10
     lr: Number = 0.1
