@@ -282,8 +282,8 @@ def _architecture_of(model: nn.Module | str | Path, made: Mapping[str, Any]) -> 
     """The spec that builds the model's architecture; None for a module in memory."""
     if isinstance(model, nn.Module):
         return None
-    asked = made.get("asked", {})
-    return str(asked["model"]) if isinstance(asked.get("model"), str) else str(model)
+    known = made.get("model", made.get("asked", {}).get("model"))
+    return known if isinstance(known, str) else str(model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,14 +103,13 @@ def _repaired(folder: Path) -> _Subject | None:
     if "repair" not in contents or "training" in contents:
         return None
     made = contents["repair"]
-    asked = made.get("asked", {})
-    spec, trained = asked.get("model"), made.get("trained") or None
+    spec, trained = made.get("model"), made.get("trained") or None
     if not isinstance(spec, str) or Spec.parse(spec.partition(":")[0]).name not in MODELS:
         raise InputError(f"the architecture {spec!r} is not a registered one: only those can be exported")
-    if asked.get("wrapped"):
+    if made.get("wrapped"):
         raise InputError(f"the class biases of {folder} are in a wrapper around {spec!r}, which cannot be exported")
     training = None if trained is None else {**made, "asked": trained}
-    return _Subject(model=load_model(str(folder)), spec=spec, training=training, repaired=asked)
+    return _Subject(model=load_model(str(folder)), spec=spec, training=training, repaired=made.get("asked", {}))
 
 
 def _training(folder: Path) -> Mapping[str, Any] | None:

@@ -172,13 +172,13 @@ def _build_of_run(folder: Path, num_classes: int | None, in_channels: int | None
     if not path.is_file():
         raise InputError(f"{folder} is not a run directory: it has no run.json")
     run = read_json(path)
-    sections = [run.get(name) for name in ("training", "repair")] if isinstance(run, dict) else []
-    made = next((section for section in sections if section is not None), None)
-    asked = made.get("asked") if isinstance(made, dict) else None
-    spec = asked.get("model") if isinstance(asked, dict) else None
-    if not isinstance(made, dict) or not isinstance(asked, dict) or not isinstance(spec, str):
+    training, repair = (run.get(name) for name in ("training", "repair")) if isinstance(run, dict) else (None, None)
+    made = repair if training is None else training
+    named = made.get("asked") if isinstance(made, dict) and training is not None else made
+    spec = named.get("model") if isinstance(named, dict) else None
+    if not isinstance(made, dict) or not isinstance(spec, str):
         raise InputError(
-            f"{path} names no architecture (asked.model): it is not the record of a training, nor of the repair of a "
+            f"{path} names no architecture: it is not the record of a training, nor of the repair of a "
             "model that can be loaded again"
         )
     sizes = {}
@@ -189,21 +189,21 @@ def _build_of_run(folder: Path, num_classes: int | None, in_channels: int | None
         if wanted is not None and wanted != value:
             raise InputError(f"model {str(folder)!r} was trained with {key}={value}, but {wanted} are needed")
         sizes[key] = value
-    if run.get("training") is not None:
+    if training is not None:
         return build_model(spec, **sizes)
-    return _build_repaired(path, spec, asked, sizes)
+    return _build_repaired(path, spec, made, sizes)
 
 
-def _build_repaired(path: Path, spec: str, asked: Mapping[str, Any], sizes: Mapping[str, int]) -> nn.Module:
+def _build_repaired(path: Path, spec: str, made: Mapping[str, Any], sizes: Mapping[str, int]) -> nn.Module:
     """The architecture of a repaired model: the original one, with what was put around it."""
     if spec.partition(":")[0] in WHOLE:
         model = _load_whole(spec, trust=False, num_classes=sizes["num_classes"], in_channels=sizes["in_channels"])
     else:
         model = build_model(spec, **sizes)
-    normalization = asked.get("normalization")
+    normalization = made.get("normalization")
     try:
         if normalization is not None:
             model = normalized(model, normalization["mean"], normalization["std"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: normalization = {normalization!r:.80}: {one_line(error, 80)}") from None
-    return Biased(model, torch.zeros(sizes["num_classes"])) if asked.get("wrapped") else model
+    return Biased(model, torch.zeros(sizes["num_classes"])) if made.get("wrapped") else model

@@ -84,6 +84,11 @@ class Fit:
     """(N,) correct under attack with biases fitted on the other folds."""
     held_out_natural: NDArray[np.bool_]
 
+    @property
+    def weight(self) -> float:
+        """Weight of the selected point; 0 for the unchanged model."""
+        return self.selected.weight
+
 
 def fit(
     margins: Margins,
@@ -245,7 +250,7 @@ def _check_examples(margins: Margins) -> None:
     counts = np.bincount(margins.label, minlength=margins.num_classes)
     present = np.flatnonzero(counts)
     if len(present) < 2:
-        raise InputError("class biases need images of at least 2 classes, got 1")
+        raise InputError(f"class biases need images of at least 2 classes, got {len(present)}")
     short = present[counts[present].argmin()]
     if counts[short] < LEAST:
         raise InputError(

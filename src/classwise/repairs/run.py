@@ -111,7 +111,7 @@ def run_repair(
     repaired = method(case)
     report = _report(original, fitting, case, name, method, choice, repaired)
     if directory is not None:
-        _keep(original, repaired, asked, directory)
+        _keep(original, repaired, directory)
         report.to_json(directory.repair)
     before = after = None
     if judges is not None:
@@ -206,7 +206,7 @@ def _report(
             if key in margins.info
         },
         biases=[round(float(bias), 5) for bias in fit.biases],
-        weight=fit.selected.weight,
+        weight=fit.weight,
         selected=_point(fit.selected),
         frontier=[_point(point) for point in (fit.start, *fit.points)],
         fitting_before=_accuracies(margins, np.zeros(margins.num_classes), classes),
@@ -252,7 +252,7 @@ def _percent(share: float) -> float:
     return round(100 * share, 4)
 
 
-def _keep(original: Original, repaired: Repaired, asked: dict[str, Any], directory: RunDirectory) -> None:
+def _keep(original: Original, repaired: Repaired, directory: RunDirectory) -> None:
     """Write the repaired model so that the directory can be loaded as one."""
     inner = repaired.model.model if isinstance(repaired.model, Biased) else repaired.model
     normalization = None
@@ -261,12 +261,9 @@ def _keep(original: Original, repaired: Repaired, asked: dict[str, Any], directo
         normalization = {"mean": layer.mean.flatten().tolist(), "std": layer.std.flatten().tolist()}
     directory.note(
         "repair",
-        asked={
-            **asked,
-            "model": None if original.spec is None else absolute(original.spec),
-            "wrapped": isinstance(repaired.model, Biased),
-            "normalization": normalization,
-        },
+        model=None if original.spec is None else absolute(original.spec),
+        wrapped=isinstance(repaired.model, Biased),
+        normalization=normalization,
         num_classes=original.num_classes,
         in_channels=original.in_channels,
         data_digest=original.data_digest,

@@ -366,7 +366,7 @@ class RepairReport(Part):
     def _frontier_table(self) -> Table:
         return Table(
             title="Frontier",
-            about="Smoothed robust accuracy in percent by the weight of the worst class, cross-validated and in-sample.",
+            about="Smoothed robust accuracy in percent by the weight of the worst class.",
             columns=["weight", "average", "worst class", "weakest tenth", "in-sample average", "in-sample worst"],
             rows=[
                 [

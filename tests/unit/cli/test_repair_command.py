@@ -62,62 +62,70 @@ def test_a_repair_from_the_command_line(run: Path, tmp_path: Path) -> None:
     report = load_repair(out)
     for sentence in report.sentences():
         assert sentence in printed
-    assert "Promised and delivered" in printed
+    assert "Expected and measured accuracy" in printed
     assert "Classes before and after" in printed
     assert "Frontier" not in printed.splitlines()[0]
     assert f"page: {out / 'repair.html'}" in printed
-    assert f"next: classwise evaluate --model {out} --data digits --out ..." in printed
-    assert report.choice == "the rule worst"
-    assert report.delivered is not None
-    assert (report.delivered.attack, report.delivered.average_after.n) == ("fgsm", 40)
+    assert f"next: classwise compare {out / 'original'} {out}" in printed
+    assert report.choice == "rule worst"
+    assert report.test is not None
+    assert (report.test.attack, report.test.average_after.n) == ("fgsm", 40)
     written = {path.name for path in out.iterdir()}
-    assert written >= {"run.json", "repair.json", "repair.html", "checkpoints", "validation-margins.parquet", "before"}
+    assert written >= {
+        "run.json",
+        "repair.json",
+        "repair.html",
+        "checkpoints",
+        "validation-margins.parquet",
+        "original",
+    }
 
 
 def test_the_json_answer_is_the_file(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "fixed"
-    code, printed, _ = invoke("repair", run, "--data", "digits", *QUICK, "--no-verdict", "--out", out, "--json")
+    code, printed, _ = invoke("repair", run, "--data", "digits", *QUICK, "--no-evaluate", "--out", out, "--json")
     assert code == 0
     assert json.loads(printed) == json.loads((out / "repair.json").read_text())
-    assert json.loads(printed)["delivered"] is None
+    assert json.loads(printed)["test"] is None
     assert not (out / "report.json").exists()
 
 
 def test_a_floor(run: Path, tmp_path: Path) -> None:
-    arguments = ["repair", run, "--data", "digits", "--device", "cpu", "--no-verdict"]
+    arguments = ["repair", run, "--data", "digits", "--device", "cpu", "--no-evaluate"]
     start = load_report_of_start(run, tmp_path / "start")
     floor = start + 2
     code, printed, _ = invoke(*arguments, "--floor", floor, "--out", tmp_path / "fixed")
     assert code == 0
-    assert f"by a floor of {floor:g}%" in printed
+    assert f"floor {floor:g}%." in printed
+    assert f"next: classwise evaluate --model {tmp_path / 'fixed'} --data digits --attack fast --eps {EPS}" in printed
     assert load_repair(tmp_path / "fixed").weight
-    code, printed, _ = invoke(*arguments, "--floor", 0.5, "--out", tmp_path / "kept")
+    code, printed, _ = invoke(*arguments, "--floor", 1, "--out", tmp_path / "kept")
     assert code == 0
-    assert "the worst class is above it" in printed
+    assert "The worst class already reaches the floor" in printed
     assert load_repair(tmp_path / "kept").biases == [0.0] * 10
 
 
 def load_report_of_start(run: Path, out: Path) -> float:
     """The smooth worst class of the model as it is, in percent."""
-    found = cw.repair(run, "digits", verdict=False, out=out)
+    found = cw.repair(run, "digits", evaluate=False, out=out)
     return float(int(found.report.frontier[0].worst))
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--data", "digits", "--split", "test"], "a repair is never fitted to the test split"),
-        (["--data", "digits", "--floor", "0"], "the floor is a percentage above 0 and below 100, got 0"),
-        (["--data", "digits", "--floor", "120"], "the floor is a percentage above 0 and below 100, got 120"),
+        (["--data", "digits", "--split", "test"], "split 'test' is reserved for the test evaluation"),
+        (["--data", "digits", "--floor", "0"], "the floor is a percentage from 1 to below 100, got 0"),
+        (["--data", "digits", "--floor", "120"], "the floor is a percentage from 1 to below 100, got 120"),
         (
             ["--data", "digits", "--floor", "99.9"],
-            "no class biases lift the worst class to 99.9: the best reachable is",
+            "a floor of 99.9% is not reachable by class biases: the highest worst class is",
         ),
         (["--data", "digits", "--rule", "wurst"], "did you mean 'worst'"),
         (["--data", "digits", "--method", "baias"], "did you mean 'bias'"),
         (["--data", "digits", "--method", "head-sam:rho=x"], "rho"),
         (["--data", "digits", "--targets", "0"], "targets must be between 1 and 9, got 0"),
-        (["--data", "digits", "--per-class", "3"], "has 3 images to fit: 10 of each class are the least"),
+        (["--data", "digits", "--per-class", "3"], "has 3 fitting images: at least 10 of each class are required"),
         (["--data", "digits", "--attack", "pgdd"], "did you mean 'pgd'"),
         (["--data", "digits", "--eps", "8"], "did you mean 8/255"),
         (["--data", "digitz"], "did you mean 'digits'"),
@@ -135,7 +143,7 @@ def test_models_that_cannot_be_repaired(run: Path, tmp_path: Path) -> None:
     assert "no such run directory" in error("repair", "runs/gone", "--data", "digits", "--split", "train", *out)
     assert "without weights" in error("repair", "digits-cnn", "--data", "digits", "--split", "train", *out)
     weights = ["--weights", run / "checkpoints" / "best.safetensors"]
-    assert "name a split to fit" in error("repair", "digits-cnn", "--data", "digits", *weights, *out)
+    assert "no validation images are known" in error("repair", "digits-cnn", "--data", "digits", *weights, *out)
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom classwise.models import DigitsCNN\n"
         "def make():\n    return torch.nn.Sequential(DigitsCNN(), torch.nn.Softmax(1))\n"
@@ -172,7 +180,7 @@ def test_repairs_are_listed() -> None:
 
 def test_what_follows_a_repair(run: Path, fixed: Path, tmp_path: Path) -> None:
     """The commands that the documentation names work on its directory."""
-    code, printed, _ = invoke("compare", fixed / "before", fixed, "--json")
+    code, printed, _ = invoke("compare", fixed / "original", fixed, "--json")
     assert code == 0
     assert json.loads(printed)["paired"] is True
     code, _, _ = invoke("export", fixed, "--to", tmp_path / "exported")
@@ -193,24 +201,24 @@ SHORT = ["-o", "epochs=3", "-o", "eps=0.01", "-o", "validation_per_class=10", "-
 
 def test_training_with_a_repair(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    code, printed, _ = invoke("train", "digits/standard", *SHORT, "-o", "repair.floor=0.1", "--out", out)
+    code, printed, _ = invoke("train", "digits/standard", *SHORT, "-o", "repair.floor=1", "--out", out)
     assert code == 0
     for sentence in load_repair(out / "repaired").sentences():
         assert sentence in printed
-    assert "Fitted to 100 images of digits/train (held out by its training) by a floor of 0.1%" in printed
+    assert "Fitted on 100 images of digits/train (validation images of the run), floor 1%" in printed
     assert f"next: classwise evaluate --model {out / 'repaired'} --data digits" in printed
     x = to_float(load_data("digits", split="test").images[:3])
     with torch.no_grad():
         assert load_model(str(out / "repaired"))(x).shape == (3, 10)
     # Once more, from the beginning: the training and the repair are finished.
-    code, printed, _ = invoke("train", "digits/standard", *SHORT, "-o", "repair.floor=0.1", "--out", out, "--resume")
+    code, printed, _ = invoke("train", "digits/standard", *SHORT, "-o", "repair.floor=1", "--out", out, "--resume")
     assert code == 0
-    assert "Fitted to 100 images" in printed
+    assert "Fitted on 100 images" in printed
 
 
 def test_an_unreachable_floor_leaves_the_trained_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with pytest.warns(UserWarning, match="was trained but not repaired: no class biases lift the worst class to 99.5"):
+    with pytest.warns(UserWarning, match="was trained but not repaired: a floor of 99.5% is not reachable"):
         code, printed, _ = invoke("train", "digits/standard", *SHORT, "-o", "repair.floor=99.5", "--out", out)
     assert code == 0
     assert "best epoch" in printed
@@ -239,7 +247,7 @@ def test_recipes_with_a_wrong_repair(tmp_path: Path, override: str, said: str) -
 def test_the_repair_of_a_copied_run_is_made_anew(run: Path, tmp_path: Path) -> None:
     """A run directory may be moved with its repair inside."""
     shutil.copytree(run, tmp_path / "moved")
-    arguments = ["--data", "digits", *QUICK, "--no-verdict", "--rule", "worst"]
+    arguments = ["--data", "digits", *QUICK, "--no-evaluate", "--rule", "worst"]
     code, _, _ = invoke("repair", tmp_path / "moved", *arguments, "--out", tmp_path / "moved" / "repaired")
     assert code == 0
     (tmp_path / "moved").rename(tmp_path / "again")

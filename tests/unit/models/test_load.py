@@ -180,10 +180,10 @@ def test_run_directory_that_does_not_fit(run):
     [
         (None, "is not a run directory: it has no run.json"),
         ("{", "not readable JSON"),
-        ("[]", "no asked.model"),
-        ("{}", "no asked.model"),
-        ('{"training": null}', "no asked.model"),
-        ('{"training": {"asked": {"model": 3}}}', "no asked.model"),
+        ("[]", "names no architecture"),
+        ("{}", "names no architecture"),
+        ('{"training": null}', "names no architecture"),
+        ('{"training": {"asked": {"model": 3}}}', "names no architecture"),
         ('{"training": {"asked": {"model": "digits-cnn"}}}', "num_classes = None"),
         (
             '{"training": {"asked": {"model": "digits-cnn"}, "num_classes": true, "in_channels": 1}}',

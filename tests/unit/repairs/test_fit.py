@@ -1,4 +1,4 @@
-"""Fits: what is promised holds on other images, and the rules pick what they say."""
+"""Fits: cross-validated accuracies hold on other images, and the rules select what they state."""
 
 # N examples, K classes
 
@@ -61,7 +61,8 @@ def held_out_by_hand(
     for one in range(folds):
         others = ClassAccuracy.of(margins.attacked[fold != one], margins.label[fold != one])
         kept[fold == one] = whole.kept(best(others, weight))[fold == one]
-    return Summary.of(by_class(kept, margins.label, margins.num_classes))
+    counts = np.bincount(margins.label, minlength=margins.num_classes)
+    return Summary.of(by_class(kept, margins.label, margins.num_classes), counts)
 
 
 # -- honesty ----------------------------------------------------------------------------------------------
@@ -240,8 +241,8 @@ def test_a_floor_out_of_reach_names_the_best_reachable() -> None:
     points = fit(margins).points
     top = max(points, key=lambda point: point.held_out.worst).held_out
     assert str(caught.value) == (
-        f"no class biases lift the worst class to 99: the best reachable is {100 * top.worst:.1f}, with an average of "
-        f"{100 * top.average:.1f} (held-out estimates)"
+        f"a floor of 99% is not reachable by class biases: the highest worst class is {100 * top.worst:.1f}%, with an "
+        f"average of {100 * top.average:.1f}% (cross-validated)"
     )
     fit(margins, floor=top.worst - 1e-3)
 
@@ -258,14 +259,14 @@ def refused(margins: Margins, **more: Any) -> str:
 
 def test_too_few_images() -> None:
     said = refused(table(UNEVEN, [30, 30, LEAST - 1, 30]))
-    assert said.startswith(f"class 2 has {LEAST - 1} images to fit: {LEAST} of each class are the least")
+    assert said.startswith(f"class 2 has {LEAST - 1} fitting images: at least {LEAST} of each class are required")
     assert fit(table(UNEVEN, LEAST)).biases.shape == (4,)
 
 
 def test_one_class() -> None:
     margins = table(UNEVEN, [40, 0, 0, 0])
-    assert "images of two classes or more" in refused(margins)
-    assert "images of two classes or more" in refused(margins.take(np.arange(0)))
+    assert "images of at least 2 classes, got 1" in refused(margins)
+    assert "images of at least 2 classes, got 0" in refused(margins.take(np.arange(0)))
 
 
 def test_a_class_without_images_keeps_its_bias() -> None:
@@ -320,7 +321,7 @@ def test_the_same_fit_twice() -> None:
 
 
 def test_summaries() -> None:
-    found = Summary.of(np.array([0.5, np.nan, 0.1, *[0.9] * 10]))
-    assert found.average == pytest.approx((0.6 + 9.0) / 12)
+    found = Summary.of(np.array([0.5, np.nan, 0.1, *[0.9] * 10]), np.array([30, 0, *[10] * 11]))
+    assert found.average == pytest.approx((30 * 0.5 + 10 * 0.1 + 100 * 0.9) / 140)
     assert found.worst == 0.1
     assert found.tenth == pytest.approx((0.1 + 0.5) / 2)  # of twelve classes two make up a tenth

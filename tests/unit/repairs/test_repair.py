@@ -104,7 +104,7 @@ def test_a_run_is_repaired_with_exactly_its_validation_images(run: Path, repair:
     assert repair.margins.index.tolist() == sorted(indices)
     on = repair.report.fitted_on
     assert on is not None
-    assert (on.data, on.split, on.n, on.origin) == ("digits", "train", 150, "held out by its training")
+    assert (on.data, on.split, on.n, on.origin) == ("digits", "train", 150, "validation images of the run")
     assert on.per_class == [15] * 10
     assert on.digest == load_data("digits", split="train").digest()
     saved = Margins.load(RunDirectory(repair.directory).validation_margins)
@@ -113,14 +113,14 @@ def test_a_run_is_repaired_with_exactly_its_validation_images(run: Path, repair:
 
 
 def test_some_of_the_validation_images(run: Path) -> None:
-    found = cw.repair(run, "digits", **{**QUICK, "verdict": False, "seed": 4})
+    found = cw.repair(run, "digits", **{**QUICK, "evaluate": False, "seed": 4})
     validation = json.loads((run / "validation.json").read_text())["indices"]
     assert found.margins is not None
     assert set(found.margins.index.tolist()) < set(validation)
     assert np.bincount(found.margins.label).tolist() == [10] * 10
     assert found.report.search["targets"] == 1
     assert found.directory is None
-    assert found.report.delivered is None
+    assert found.report.test is None
 
 
 class Tasks(Silent):
@@ -177,22 +177,25 @@ def test_the_original_is_left_as_it_is(run: Path, repair: Repair) -> None:
 def test_what_is_before_and_promised_follows_from_the_margins(repair: Repair) -> None:
     report, margins = repair.report, repair.margins
     assert margins is not None
-    assert report.before is not None
-    for result, matrix in ((report.before.natural, margins.without_attack), (report.before.robust, margins.attacked)):
+    assert report.fitting_before is not None
+    for result, matrix in (
+        (report.fitting_before.natural, margins.without_attack),
+        (report.fitting_before.robust, margins.attacked),
+    ):
         right = matrix.min(axis=1) > 0
         assert result.overall.value == pytest.approx(100 * right.mean(), abs=1e-3)
         for label, part in enumerate(result.by_class):
             assert part.value == pytest.approx(100 * right[margins.label == label].mean(), abs=1e-3)
-    assert report.promised is not None
-    assert report.promised.robust.worst.value > report.before.robust.worst.value
+    assert report.cross_validated is not None
+    assert report.cross_validated.robust.worst.value > report.fitting_before.robust.worst.value
     assert report.frontier[0].weight == 0
     assert report.weight in [point.weight for point in report.frontier]
 
 
 def test_what_is_delivered_is_what_the_two_evaluations_say(repair: Repair, fixed: Path) -> None:
-    found = repair.report.delivered
+    found = repair.report.test
     assert found is not None
-    before, after = cw.load_report(fixed / "before"), cw.load_report(fixed)
+    before, after = cw.load_report(fixed / "original"), cw.load_report(fixed)
     assert (found.average_before.value, found.average_after.value) == (
         before["cw-pgd"].overall.value,
         after["cw-pgd"].overall.value,
@@ -206,7 +209,7 @@ def test_what_is_delivered_is_what_the_two_evaluations_say(repair: Repair, fixed
         assert part.corrupted_before is not None
     # The exchange between classes adds up to the change of the images that are right.
     gained = round(found.average_change / 100 * before.dataset.n)
-    assert sum(map(sum, found.exchange)) == gained
+    assert sum(map(sum, found.errors_removed)) == gained
     # In bins of any width the calibration error is not below that of all images together.
     x, y = pixels("test", 15)
     shares = logits(load_model(str(fixed)), x).double().softmax(1)
@@ -221,7 +224,7 @@ def test_the_settings_are_those_of_the_method(repair: Repair) -> None:
 
 
 def test_the_comparison_of_before_and_after_is_paired(fixed: Path) -> None:
-    found = cw.compare(cw.load_report(fixed / "before"), cw.load_report(fixed))
+    found = cw.compare(cw.load_report(fixed / "original"), cw.load_report(fixed))
     assert found.paired
     assert found["cw-pgd"][1].change is not None
 
@@ -235,27 +238,27 @@ def test_the_repaired_directory_is_evaluated_as_any_other(run: Path, repair: Rep
     x, y = pixels("test", 15)
     report = cw.evaluate(fixed, "digits", attacks=[ATTACK], eps=EPS, per_class=15, out=root / "again")
     assert report.model["name"] == "fixed"
-    assert repair.after is not None
-    assert report["cw-pgd"] == repair.after["cw-pgd"]
+    assert repair.report_after is not None
+    assert report["cw-pgd"] == repair.report_after["cw-pgd"]
     assert report["natural"].overall.value == pytest.approx(
         100 * float((logits(repair.model, x).argmax(1) == y).float().mean()), abs=1e-3
     )
-    # Without a verdict of its own, the directory of a repair holds its later evaluation.
-    cw.repair(run, "digits", verdict=False, out=root / "unjudged")
+    # Without a test evaluation of its own, the directory of a repair holds its later evaluation.
+    cw.repair(run, "digits", evaluate=False, out=root / "unjudged")
     report = cw.evaluate(root / "unjudged", "digits", attacks=["fgsm"], eps=EPS, per_class=5, out=root / "unjudged")
     assert cw.load_report(root / "unjudged")["fgsm"] == report["fgsm"]
-    assert load_repair(root / "unjudged").delivered is None
+    assert load_repair(root / "unjudged").test is None
 
 
 def test_the_page_and_the_sentences(repair: Repair, fixed: Path) -> None:
     page = (fixed / "repair.html").read_text()
     assert page.startswith("<!doctype html>")
-    assert "Promised and delivered" in page
+    assert "Expected and measured accuracy" in page
     sentences = " ".join(repair.report.sentences())
-    assert sentences.startswith("Fitted to 150 images of digits/train (held out by its training) by the rule worst.")
+    assert sentences.startswith("Fitted on 150 images of digits/train (validation images of the run), rule worst.")
     assert "On digits/test under cw-pgd the worst class goes from" in sentences
-    assert repair.report.delivered is not None
-    assert f"{repair.report.delivered.worst_after.value:.1f}%" in sentences
+    assert repair.report.test is not None
+    assert f"{repair.report.test.worst_after.value:.1f}%" in sentences
 
 
 def test_the_export_loads_without_this_package(fixed: Path, tmp_path: Path) -> None:
@@ -325,11 +328,11 @@ def test_a_module_and_images_in_memory(run: Path, root: Path) -> None:
     expected = logits(model, x) + torch.tensor(found.biases)
     torch.testing.assert_close(logits(found.model, x), expected, atol=2e-5, rtol=0)
     assert found.report.fitted_on is not None
-    assert (found.report.fitted_on.n, found.report.fitted_on.origin) == (100, "as given")
-    assert found.after is not None
-    assert found.after.dataset.n == 50
+    assert (found.report.fitted_on.n, found.report.fitted_on.origin) == (100, "data passed by the caller")
+    assert found.report_after is not None
+    assert found.report_after.dataset.n == 50
     assert load_repair(out) == found.report
-    with pytest.raises(InputError, match=r"has no asked\.model") as caught:
+    with pytest.raises(InputError, match=r"names no architecture") as caught:
         load_model(str(out))  # its architecture is known to nobody
     assert "\n" not in str(caught.value)
     again, _ = with_biases(DigitsCNN(), torch.zeros(10), x)
@@ -341,7 +344,7 @@ def test_an_architecture_with_weights(run: Path, root: Path) -> None:
     """Normalization that comes with the weights comes back with the repaired model."""
     model = normalized(load_model(str(run)), [0.1], [0.8])
     save_file(model.state_dict(), root / "weights.safetensors")
-    settings = {**QUICK, "verdict": False, "weights": root / "weights.safetensors", "eps": EPS}
+    settings = {**QUICK, "evaluate": False, "weights": root / "weights.safetensors", "eps": EPS}
     found = cw.repair("digits-cnn", "digits", split="train", out=root / "weights", **settings)
     x, _ = pixels("test", 3)
     expected = logits(model, x) + torch.tensor(found.biases)
@@ -358,7 +361,9 @@ def test_a_wrapped_model_is_saved_and_loads_back(hypersphere: Path, root: Path) 
     assert isinstance(loaded, Biased)
     x, _ = pixels("test", 3)
     torch.testing.assert_close(logits(loaded, x), logits(load_model(str(hypersphere)), x) + torch.tensor(found.biases))
-    assert cw.evaluate(out, "digits", attacks=[ATTACK], eps="0.02", per_class=5)["cw-pgd"] == found.after["cw-pgd"]
+    assert (
+        cw.evaluate(out, "digits", attacks=[ATTACK], eps="0.02", per_class=5)["cw-pgd"] == found.report_after["cw-pgd"]
+    )
     with pytest.raises(InputError, match="which cannot be exported"):
         export(out, root / "wrapped-export")
     # A second repair of the repaired model.
@@ -368,7 +373,7 @@ def test_a_wrapped_model_is_saved_and_loads_back(hypersphere: Path, root: Path) 
 
 
 def test_a_repaired_model_is_repaired_again(fixed: Path, root: Path) -> None:
-    assert "its validation images are not known: name a split" in complaint(fixed, "digits", **QUICK)
+    assert "no validation images are known" in complaint(fixed, "digits", **QUICK)
     found = cw.repair(fixed, "digits", split="train", out=root / "fixed-twice", **QUICK)
     x, _ = pixels("test", 3)
     expected = logits(load_model(str(fixed)), x) + torch.tensor(found.biases)
@@ -378,7 +383,7 @@ def test_a_repaired_model_is_repaired_again(fixed: Path, root: Path) -> None:
 
 def test_a_model_in_double_precision(run: Path) -> None:
     model = load_model(str(run)).double()
-    settings = {**QUICK, "per_class": None, "verdict": False}
+    settings = {**QUICK, "per_class": None, "evaluate": False}
     found = cw.repair(model, pixels("train", 10), eps=EPS, rule="worst", **settings)
     x = pixels("test", 3)[0].double()
     torch.testing.assert_close(logits(found.model, x), logits(model, x) + torch.tensor(found.biases), atol=2e-5, rtol=0)
@@ -404,8 +409,8 @@ def test_a_model_for_which_memory_is_short(run: Path) -> None:
     train, test = pixels("train", 10), pixels("test", 4)
     expected = cw.repair(model, train, test=test, **how)
     found = cw.repair(Small(model), train, test=test, batch_size=90, **how)
-    assert found.report.delivered is not None
-    assert found.report.delivered.ece_after == pytest.approx(expected.report.delivered.ece_after, abs=0.01)
+    assert found.report.test is not None
+    assert found.report.test.ece_after == pytest.approx(expected.report.test.ece_after, abs=0.01)
     assert found.biases == pytest.approx(expected.biases, abs=0.01)
 
 
@@ -414,10 +419,10 @@ def test_a_recipe_that_ends_with_a_repair(run: Path, root: Path) -> None:
     recipe = {"epochs": 1, "eps": "0.02", "validation_per_class": 10, "repair": {"rule": "worst"}}
     made = cw.train("digits/standard", out=root / "recipe", **recipe)
     assert made.repaired == root / "recipe" / "repaired"
-    by_hand = cw.repair(root / "recipe", "digits", rule="worst", verdict=False, out=root / "by-hand")
+    by_hand = cw.repair(root / "recipe", "digits", rule="worst", evaluate=False, out=root / "by-hand")
     found = load_repair(made.repaired)
     assert found.biases == by_hand.biases
-    assert found.delivered is None
+    assert found.test is None
     x, _ = pixels("test", 3)
     torch.testing.assert_close(logits(load_model(str(made.repaired)), x), logits(by_hand.model, x))
 
@@ -439,7 +444,7 @@ def straight(run: Path, root: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("amount", "left"),
-    [(40, []), (110, []), (360, ["before", "checkpoints", "repair.json"])],
+    [(40, []), (110, []), (360, ["checkpoints", "original", "repair.json"])],
     ids=["margins", "audit", "verdict"],
 )
 def test_an_interrupted_repair_continues(
@@ -469,7 +474,7 @@ def test_a_finished_repair(run: Path, straight: Path) -> None:
     how: dict[str, Any] = {"batch_size": 16, "out": straight, **QUICK}
     before = contents(straight)
     assert "already holds this repair: add --resume" in complaint(run, "digits", rule="worst", **how)
-    assert "choice: the rule worst there, the rule tenth asked" in complaint(run, "digits", rule="tenth", **how)
+    assert "choice: rule worst there, rule tenth asked" in complaint(run, "digits", rule="tenth", **how)
     cw.repair(run, "digits", rule="worst", resume=True, **how)
     assert contents(straight) == before
 
@@ -480,62 +485,62 @@ def test_a_finished_repair(run: Path, straight: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"split": "test"}, "never fitted to the test split"),
+        ({"split": "test"}, "split 'test' is reserved for the test evaluation"),
         ({"rule": "wurst"}, "did you mean 'worst'"),
         ({"method": "biases"}, "did you mean 'bias'"),
         ({"method": "bias:width=3"}, "unknown setting of repair method 'bias'"),
-        ({"floor": 0}, "the floor is a percentage above 0 and below 100, got 0"),
-        ({"floor": 100}, "the floor is a percentage above 0 and below 100, got 100"),
-        ({"floor": -5}, "above 0 and below 100, got -5"),
-        ({"floor": 99.9}, "no class biases lift the worst class to 99.9: the best reachable is"),
+        ({"floor": 0}, "the floor is a percentage from 1 to below 100, got 0"),
+        ({"floor": 100}, "the floor is a percentage from 1 to below 100, got 100"),
+        ({"floor": -5}, "from 1 to below 100, got -5"),
+        ({"floor": 99.9}, "a floor of 99.9% is not reachable by class biases: the highest worst class is"),
         ({"per_class": 0}, "per_class must be at least 1, got 0"),
-        ({"per_class": 5}, "has 5 images to fit: 10 of each class are the least"),
+        ({"per_class": 5}, "has 5 fitting images: at least 10 of each class are required"),
         ({"targets": 10}, "targets must be between 1 and 9, got 10"),
         ({"eps": 8}, "did you mean 8/255"),
         ({"norm": "L1"}, "norm"),
         ({"engine": "fast"}, "engine"),
-        ({"attacks": ["pgdd"], "verdict": True}, "did you mean 'pgd'"),
+        ({"attacks": ["pgdd"], "evaluate": True}, "did you mean 'pgd'"),
     ],
 )
 def test_refused(run: Path, more: dict[str, Any], said: str) -> None:
-    assert said in complaint(run, "digits", **{"verdict": False, **more})
+    assert said in complaint(run, "digits", **{"evaluate": False, **more})
 
 
 def test_images_that_judge_are_not_those_of_the_fit(run: Path) -> None:
     model, data = load_model(str(run)), pixels("train", 10)
-    assert "among those of the fit" in complaint(model, data, test=data)
+    assert "are also fitting images" in complaint(model, data, test=data)
     x, y = data
     half = (torch.cat([x[:30], pixels("test", 5)[0]]), torch.cat([y[:30], pixels("test", 5)[1]]))
-    assert "30 of 80 images to judge on are among those of the fit" in complaint(model, data, test=half)
-    assert "there are no test images to judge the repair on" in complaint(model, data)
+    assert "30 of 80 test images are also fitting images" in complaint(model, data, test=half)
+    assert "no test images: pass test=(x, y), or evaluate=False" in complaint(model, data)
 
 
 def test_a_model_of_unknown_training_needs_a_split(run: Path, tmp_path: Path) -> None:
     weights = run / "checkpoints" / "best.safetensors"
-    said = complaint("digits-cnn", "digits", weights=weights, verdict=False)
-    assert "so its validation images are not known: name a split to fit that is not the test split" in said
+    said = complaint("digits-cnn", "digits", weights=weights, evaluate=False)
+    assert "no validation images are known: the model is not a run directory trained on this data" in said
     other = tmp_path / "other"
     shutil.copytree(run, other)
     (other / "validation.json").unlink()
-    assert "name a split" in complaint(other, "digits", verdict=False)
+    assert "no validation images are known" in complaint(other, "digits", evaluate=False)
 
 
 def test_a_training_without_validation_images(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(run, other)
     (other / "validation.json").write_text(json.dumps({"indices": []}))
-    assert "held out no validation images (validation_per_class = 0)" in complaint(other, "digits", verdict=False)
+    assert "has no validation images (validation_per_class = 0)" in complaint(other, "digits", evaluate=False)
 
 
 def test_a_directory_that_holds_something_else(run: Path, tmp_path: Path) -> None:
-    said = complaint(run, "digits", out=run, **{**QUICK, "verdict": False})
+    said = complaint(run, "digits", out=run, **{**QUICK, "evaluate": False})
     assert "holds the training of another run" in said
     (tmp_path / "notes.txt").write_text("mine")
     assert "is not empty and holds no run" in complaint(run, "digits", out=tmp_path, **QUICK)
 
 
 def test_nothing_is_written_for_a_floor_out_of_reach(run: Path, tmp_path: Path) -> None:
-    complaint(run, "digits", floor=99, verdict=False, out=tmp_path / "out")
+    complaint(run, "digits", floor=99, evaluate=False, out=tmp_path / "out")
     assert not (tmp_path / "out" / "repair.json").exists()
     assert not (tmp_path / "out" / "checkpoints").exists()
 
@@ -560,7 +565,7 @@ def test_no_repair_at_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model": None}, "no asked.model"),
+        ({"model": None}, "names no architecture"),
         ({"model": "digits-cm"}, "did you mean 'digits-cnn'"),
         ({"wrapped": True}, "does not fit the model"),
         ({"normalization": {"mean": [0.1]}}, "normalization"),
@@ -573,7 +578,7 @@ def test_a_damaged_record_is_one_line(fixed: Path, tmp_path: Path, change: dict[
     (tmp_path / "checkpoints").mkdir()
     shutil.copy(fixed / "checkpoints" / "best.safetensors", tmp_path / "checkpoints")
     record = json.loads((fixed / "run.json").read_text())
-    record["repair"]["asked"] |= change
+    record["repair"] |= change
     (tmp_path / "run.json").write_text(json.dumps(record))
     with pytest.raises(InputError) as caught:
         load_model(str(tmp_path))
