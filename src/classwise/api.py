@@ -194,7 +194,9 @@ def repair(
     share = parse_floor(floor)
     found = None if isinstance(model, nn.Module) else run_directory(str(model))
     run = None if found is None else found[0]
-    fitting = fitting_images(data, run=run, split=split, per_class=per_class, seed=seed, progress=progress)
+    fitting = fitting_images(
+        data, model=_name_of(model), run=run, split=split, per_class=per_class, seed=seed, progress=progress
+    )
     loaded, _ = _loaded(model, weights, fitting.images, device)
     made = {} if run is None else RunDirectory(run).made()
     recipe = {} if run is None else _recipe_of(RunDirectory(run))
@@ -276,6 +278,11 @@ def _loaded(
     found = run_directory(str(model))
     loaded = load_model(str(model), weights=weights, trust=trust, **sizes).to(pick_device(device))
     return loaded, None if found is None else found[0]
+
+
+def _name_of(model: nn.Module | str | Path) -> str:
+    """What to call a model in messages."""
+    return "the module in memory" if isinstance(model, nn.Module) else repr(str(model))
 
 
 def _architecture_of(model: nn.Module | str | Path, made: Mapping[str, Any]) -> str | None:

@@ -502,7 +502,7 @@ def _check_same(name: str, table: Margins, first: Subject, base: Margins) -> Non
     if (one.norm, one.eps) != (other.norm, other.eps):
         found, expected = (f"{some.norm} eps = {some.text}" for some in (one, other))
         raise InputError(f"{name} are for {found}, those of {first.path} for {expected}")
-    for key in ("targets", "steps", "nearest"):
+    for key in ("targets", "steps", "searches", "nearest"):
         if table.info.get(key) != (wanted := base.info.get(key)):
             found = f"were searched with {key} = {table.info.get(key)}"
             raise InputError(f"{name} {found}, those of {first.path} with {wanted}")

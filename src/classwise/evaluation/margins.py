@@ -42,6 +42,8 @@ _LOG = logging.getLogger(__name__)
 
 MOST_TARGETS = 19
 """Wrong classes attacked by default; of more classes than that, the likeliest."""
+ANSWERED = 4
+"""Images whose logits are part of a table's fingerprint."""
 AUDITED = 64
 """Robust images on which all classes are attacked, where the search attacks fewer."""
 PROBABLE = 1e-3
@@ -107,7 +109,7 @@ def find_margins(
         "nearest": min(settings.nearest, targets),
         "seed": settings.seed,
         "engine": engine,
-        "model": digest_model(model),
+        "model": digest_json([digest_model(model), _answers_of(model, images, index)]),
         "versions": {name: versions()[name] for name in ("classwise", "torch")},
     }
     fingerprint = digest_json([what, digest(np.ascontiguousarray(index).data.cast("B"))])
@@ -219,6 +221,12 @@ class _Search:
             logits = answers(self.model, torch.where(inside[:, None, None, None], x_adv, x)).float()
             found = torch.minimum(found, _margins(logits, y))
         return found
+
+
+def _answers_of(model: nn.Module, images: ImageSet, index: Ints) -> list[list[float]]:
+    """Rounded logits of a few images: models of equal weights may still differ, as in a temperature."""
+    each = (x for x, _, _ in ordered(images, index[:ANSWERED], 1, device_of(model)))
+    return [answers(model, x)[0].double().cpu().round(decimals=2).tolist() for x in each]
 
 
 def _margins(logits: Tensor, y: Tensor) -> Tensor:

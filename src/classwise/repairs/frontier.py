@@ -6,8 +6,9 @@ A point of the frontier maximizes
 
 where A_c are the smooth class accuracies, ``average`` is over images, ``weak`` is the worst class or the mean of the
 weakest tenth, and s is the spread of the margins. A larger weight gives a higher weak value and a lower average. Two
-terms limit overfitting with n examples a class: the penalty, 20 / n, shrinks biases towards zero, and ``weak`` is
-softened over classes within four standard errors of the worst, any of which may be the worst on other images:
+terms limit overfitting with n examples in each of K classes: the penalty, 200 / (n K), shrinks biases towards zero,
+and ``weak`` is softened over classes within four standard errors of the worst, any of which may be the worst on other
+images:
 
     weak(A) = min over w of  w @ A + r / 2 * |w|^2,    sum w = 1,  0 <= w_c <= 1 / k,
 
@@ -32,6 +33,8 @@ Weak = Literal["worst", "tenth"]
 WEIGHTS = tuple(float(weight) for weight in np.geomspace(0.05, 100.0, 22))
 """Weights of a frontier's points, from almost the average alone to almost the weak classes alone."""
 PENALTY = 20.0
+TYPICAL_CLASSES = 10
+"""Classes for which the penalty is set; it is per class, as accuracies are means over classes."""
 SOFTNESS = 4.0
 """In standard errors of a class accuracy."""
 _STEPS = 60
@@ -62,7 +65,7 @@ def best(
     share = accuracy.counts / accuracy.counts.sum()
     typical = float(np.median(accuracy.counts[present]))
     scale = max(float(np.median(accuracy.spread[present])), 1e-9)
-    penalty = objective.penalty / typical
+    penalty = objective.penalty / typical * TYPICAL_CLASSES / present.sum()
     start = np.zeros(len(present)) if start is None else start
     level = float(np.clip(accuracy.values(np.zeros(len(present)))[present].min(), 0.05, 0.5))
     soft = objective.softness * float(np.sqrt(level * (1 - level) / typical))

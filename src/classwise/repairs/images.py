@@ -37,6 +37,7 @@ class FittingImages:
 def fitting_images(
     data: Any,
     *,
+    model: str,
     run: Path | None,
     split: str | None,
     per_class: int | None,
@@ -71,7 +72,7 @@ def fitting_images(
             )
     if named and split is None:
         raise InputError(
-            "no validation images are known: the model is not a run directory trained on this data. Pass the split to "
+            f"no validation images are known: {model} is not a run directory trained on this data. Pass the split to "
             "fit to, as --split train (accuracies are too high on images that the model was trained on)"
         )
     notes = []

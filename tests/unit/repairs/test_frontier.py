@@ -143,7 +143,7 @@ def test_the_guards_against_a_grid() -> None:
             method="SLSQP",
         ).fun
         scaled = (biases - biases.mean()) / np.median(accuracy.spread)
-        return values.mean() + weight * inner - 0.5 * 20 / each * scaled @ scaled
+        return values.mean() + weight * inner - 0.5 * 20 / each * (10 / 3) * scaled @ scaled  # for K = 3
 
     ticks = np.linspace(-0.8, 0.8, 17)
     grid = max(value(np.array([a, b, 0.0])) for a in ticks for b in ticks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -78,4 +78,4 @@ class Method(Protocol):
 
 def settings_text(method: Any) -> dict[str, Any]:
     """The settings of a method, for records."""
-    return {name: getattr(method, name) for name in getattr(type(method), "__dataclass_fields__", {})}
+    return {one.name: getattr(method, one.name) for one in fields(method)}
