@@ -22,15 +22,17 @@ from classwise.repairs.frontier import WEIGHTS, Objective, best, frontier
 from classwise.storage.margins import Margins
 
 Rule = Literal["rho", "worst", "tenth"]
-"""``rho``: relative gain of the worst class minus relative loss of the average; among the points within one standard
-error of the largest, the one with the highest average. ``worst``: highest worst class. ``tenth``: highest mean of the
-weakest tenth of the classes."""
+"""``rho``: relative gain of the worst class minus relative loss of the average; among the points whose rho is not
+significantly below the largest (bootstrap, one-sided, 5%), the one with the highest average. ``worst``: highest worst
+class. ``tenth``: highest mean of the weakest tenth of the classes."""
 RULES: tuple[Rule, ...] = get_args(Rule)
 FOLDS = 5
 LEAST = 2 * FOLDS
 """Images that a fit requires of each class."""
 REDRAWS = 200
-"""Bootstrap resamples for the standard error of rho."""
+"""Bootstrap resamples of rho."""
+LEVEL = 0.05
+"""Significance level of a lower rho."""
 _HALVINGS = 5
 
 
@@ -167,11 +169,10 @@ class _Fitting:
         return kept
 
     def cheapest(self, points: list[Point]) -> Point:
-        """The point of the highest average among those whose rho is within a standard error of the largest."""
+        """The point of the highest average among those whose rho is not significantly below the largest."""
         rhos, redrawn = self._rhos(points)
         top = int(np.argmax(rhos))
-        error = (redrawn[top] - redrawn).std(axis=1)
-        within = np.flatnonzero(rhos >= rhos[top] - error)
+        within = np.flatnonzero(np.quantile(redrawn[top] - redrawn, LEVEL, axis=1) <= 0)
         return max((points[number] for number in within), key=lambda point: point.held_out.average)
 
     def _rhos(self, points: list[Point]) -> tuple[Vector, Matrix]:
