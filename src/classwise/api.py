@@ -29,7 +29,7 @@ from classwise.recipes import Recipe, load_recipe
 from classwise.repairs.fit import RULES
 from classwise.repairs.images import check_apart, fitting_images, test_split, validation_images
 from classwise.repairs.methods import METHODS, Case
-from classwise.repairs.run import Judges, Original, Repair, parse_floor, repaired_recipe, resolve_threat, run_repair
+from classwise.repairs.run import Original, Repair, TestSetup, parse_floor, repaired_recipe, resolve_threat, run_repair
 from classwise.reporting import ClassReport
 from classwise.rundir import RunDirectory, Section, versions
 from classwise.spec import Spec, build
@@ -164,15 +164,15 @@ def repair(
     resume: bool = False,
     progress: Progress = SILENT,
 ) -> Repair:
-    """Raise the accuracy of a finished model's worst class, and evaluate the result on test images.
+    """Raise the robust accuracy of a finished model's worst class, and evaluate the result on test images.
 
     The default method adds a constant to the logit of each class and trains nothing. It is fitted to the validation
     images of a run directory, or to the named ``split`` of other data; the split ``test`` is refused.
 
     ``model``, ``data``, ``weights``, ``eps``, ``norm``, ``seed``, ``device`` and ``engine`` are as in ``evaluate``; the
-    threat defaults to that of the training. ``floor`` is the minimum accuracy of the worst class in percent, reached at
-    the highest average; without it, ``rule`` selects a point of the frontier (rho, worst or tenth; see
-    ``classwise.repairs.fit``). ``method`` names one of ``classwise.repairs.methods.METHODS``, with settings as
+    threat defaults to that of the training. ``floor`` is the minimum robust accuracy of the worst class in percent,
+    cross-validated on the fitting images; without it, ``rule`` selects a point of the frontier (rho, worst or tenth;
+    see ``classwise.repairs.fit``). ``method`` names one of ``classwise.repairs.methods.METHODS``, with settings as
     ``name:key=value``. ``per_class`` limits the random fitting images of each class, ``targets`` the wrong classes
     attacked per image.
 
@@ -191,6 +191,8 @@ def repair(
         for option, value in (("floor", floor), ("rule", rule), ("targets", targets)):
             if value is not None:
                 raise InputError(f"{option} applies to the method bias only, not to {spec.name}")
+    if floor is not None and rule is not None:
+        raise InputError("floor and rule exclude each other: pass one of them")
     share = parse_floor(floor)
     found = None if isinstance(model, nn.Module) else run_directory(str(model))
     run = None if found is None else found[0]
@@ -224,7 +226,7 @@ def repair(
             engine=checked_engine(engine),
             until_worst_ci=None,
         )
-        judges = Judges(images=images, question=question)
+        judges = TestSetup(images=images, question=question)
     else:
         check_apart(data, fitting, progress)
     directory = None if out is None else RunDirectory(Path(out).expanduser())

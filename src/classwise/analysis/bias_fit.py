@@ -124,7 +124,7 @@ class Fitted:
         return self.judged([_between(path, place) for path in self.paths])
 
     def within(self, loss: float | None) -> Judged:
-        """The largest weight that costs at most so many points of the average of the half that is fitted.
+        """The largest weight whose loss of the average on the fitting half is within a limit in points.
 
         Without a limit, the highest worst class of that half.
         """

@@ -54,7 +54,8 @@ def evaluate(
     margins: Annotated[
         bool,
         typer.Option(
-            "--margins", help="Also save margins.parquet, for repair and analyze bias-share; attacks every wrong class."
+            "--margins",
+            help="Also save margins.parquet, for repair and analyze bias-share; attacks up to 19 wrong classes.",
         ),
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,

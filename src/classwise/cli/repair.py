@@ -21,13 +21,16 @@ def repair(
     out: Annotated[Path, typer.Option(help="Directory for the repaired model, repair.json and repair.html.")],
     floor: Annotated[
         float | None,
-        typer.Option(help="Minimum accuracy of the worst class in percent, as 20; keeps the highest average."),
+        typer.Option(
+            help="Minimum robust accuracy of the worst class in percent, as 20, cross-validated on the fitting images; "
+            "not guaranteed on test images (method bias)."
+        ),
     ] = None,
     rule: Annotated[
         str | None,
         typer.Option(
-            help="Selection without --floor: rho (relative gain of the worst class minus relative loss of the "
-            "average), worst, or tenth (mean of the weakest tenth of the classes). [default: rho]"
+            help="Selection without --floor (method bias): rho (relative gain of the worst class minus relative loss "
+            "of the average), worst, or tenth (mean of the weakest tenth of the classes). [default: rho]"
         ),
     ] = None,
     method: Annotated[
@@ -39,12 +42,17 @@ def repair(
     norm: Annotated[str | None, typer.Option(help="Linf or L2. [default: that of the training, else Linf]")] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Split to fit to, as train; test is refused. [default: the run's validation images]"),
+        typer.Option(
+            help="Split to fit to, as train; test is refused. Not needed for a run directory on its own data, which "
+            "uses its validation images."
+        ),
     ] = None,
     per_class: Annotated[int | None, typer.Option(help="Random fitting images of each class. [default: all]")] = None,
     targets: Annotated[
         int | None,
-        typer.Option(help="Wrong classes attacked per image, the likeliest first. [default: all, at most 19]"),
+        typer.Option(
+            help="Wrong classes attacked per image, the likeliest first (method bias). [default: all, at most 19]"
+        ),
     ] = None,
     attack: Annotated[
         list[str] | None,
@@ -66,10 +74,12 @@ def repair(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ... [default: a GPU if there is one]")] = None,
     engine: Annotated[str, typer.Option(help="auto, compiled or eager; see classwise evaluate.")] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted repair.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted margin search or test evaluation.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print repair.json.")] = False,
 ) -> None:
-    """Raise the accuracy of a finished model's worst class, and evaluate the result on test images."""
+    """Raise the robust accuracy of a finished model's worst class, and evaluate the result on test images."""
     import classwise
 
     found = classwise.repair(

@@ -70,7 +70,7 @@ class RepairChoice(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    floor: float | None = Field(None, ge=1, lt=100, description="lift the worst class to this percentage")
+    floor: float | None = Field(None, ge=1, lt=100, description="minimum robust accuracy of the worst class in percent")
     rule: Literal["rho", "worst", "tenth"] | None = Field(None, description="selection without a floor; default rho")
     method: str = Field("bias", description="a repair method, perhaps with settings")
 

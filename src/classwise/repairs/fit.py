@@ -102,12 +102,12 @@ def fit(
 ) -> Fit:
     """Fit class biases to a margin matrix.
 
-    ``floor`` (a share) asks for the largest average with the worst class at or above it and replaces the rule.
+    ``floor`` is the minimum accuracy of the worst class as a fraction; it replaces the rule.
     """
     if rule not in RULES:
         raise unknown("rule", rule, RULES)
     if floor is not None and not 0 < floor < 1:
-        raise InputError(f"the floor is a percentage above 0 and below 100, got {100 * floor:g}")
+        raise InputError(f"floor must be a fraction between 0 and 1, got {floor:g}")
     _check_examples(margins)
     objective = Objective(weak="tenth" if rule == "tenth" and floor is None else "worst")
     fitting = _Fitting(margins, objective, folds, seed)
@@ -168,7 +168,7 @@ class _Fitting:
             kept[rows] = accuracy.take(rows).kept(biases)
         return kept
 
-    def cheapest(self, points: list[Point]) -> Point:
+    def highest_average_near_best(self, points: list[Point]) -> Point:
         """The point of the highest average among those whose rho is not significantly below the largest."""
         rhos, redrawn = self._rhos(points)
         top = int(np.argmax(rhos))
@@ -205,7 +205,7 @@ def _chosen(fitting: _Fitting, start: Point, points: list[Point], rule: Rule, fl
     if floor is not None:
         return _reaching(fitting, start, points, floor)
     if rule == "rho":
-        return fitting.cheapest([start, *points])
+        return fitting.highest_average_near_best([start, *points])
     return max([start, *points], key=lambda point: getattr(point.held_out, rule))
 
 
@@ -215,10 +215,10 @@ def _reaching(fitting: _Fitting, start: Point, points: list[Point], floor: float
         return start
     above = [number for number, point in enumerate(points) if point.held_out.worst >= floor]
     if not above:
-        top = max(points, key=lambda point: point.held_out.worst).held_out
+        top = max([start, *points], key=lambda point: point.held_out.worst).held_out
         raise InputError(
             f"a floor of {100 * floor:g}% is not reachable by class biases: the highest worst class is "
-            f"{100 * top.worst:.1f}%, with an average of {100 * top.average:.1f}% (cross-validated)"
+            f"{100 * top.worst:.1f}%, with an average of {100 * top.average:.1f}% (cross-validated); pass a lower floor"
         )
     high = points[above[0]]
     if not above[0]:

@@ -12,8 +12,9 @@ images:
 
     weak(A) = min over w of  w @ A + r / 2 * |w|^2,    sum w = 1,  0 <= w_c <= 1 / k,
 
-with k = 1 for the worst class and K / 10 for the tenth. The derivatives are known, so L-BFGS needs a few dozen passes
-over the matrix for a point, and each point starts from the previous one.
+with r = 4 k standard errors of a class accuracy, k = 1 for the worst class and ceil(K / 10) for the tenth. The
+derivatives are known, so L-BFGS needs a few dozen passes over the matrix for a point, and each point starts from the
+previous one.
 """
 
 # N examples, K classes
@@ -33,8 +34,9 @@ Weak = Literal["worst", "tenth"]
 WEIGHTS = tuple(float(weight) for weight in np.geomspace(0.05, 100.0, 22))
 """Weights of a frontier's points, from almost the average alone to almost the weak classes alone."""
 PENALTY = 20.0
+"""Penalty times images per class, for 10 classes."""
 TYPICAL_CLASSES = 10
-"""Classes for which the penalty is set; it is per class, as accuracies are means over classes."""
+"""The penalty scales as 10 / K."""
 SOFTNESS = 4.0
 """In standard errors of a class accuracy."""
 _STEPS = 60

@@ -1,4 +1,4 @@
-"""The fitting images and the test images of a repair, which are never the same."""
+"""Fitting and test images of a repair."""
 
 # N examples
 

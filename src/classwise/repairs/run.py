@@ -41,20 +41,20 @@ class Original:
 
     model: nn.Module
     info: dict[str, Any]
-    """What reports say of it."""
+    """Description of the model in reports."""
     spec: str | None
     """Spec of the architecture, or of the whole model; None for a module in memory."""
     num_classes: int
     in_channels: int
     trained: Mapping[str, Any]
-    """The recipe it was trained by, where it is known."""
+    """Training recipe, if known."""
     data_digest: str | None
     """Digest of the images it was trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judges:
-    """The test images of the verdict, and what is attacked how."""
+class TestSetup:
+    """Test images and attacks of the test evaluation."""
 
     images: ImageSet
     question: Question
@@ -86,12 +86,12 @@ def run_repair(
     name: str,
     method: Method,
     *,
-    judges: Judges | None,
+    judges: TestSetup | None,
     directory: RunDirectory | None,
     resume: bool,
     progress: Progress = SILENT,
 ) -> Repair:
-    """Repair a model, keep the result and judge it."""
+    """Repair a model, save it and evaluate it on the test images."""
     choice = _choice(case, method)
     asked = {
         "method": name,

@@ -126,9 +126,9 @@ class RepairReport(Part):
     search: dict[str, Any] = Field(default_factory=dict)
     """Settings of the margin search."""
     biases: list[float] | None = None
-    """Added to the logits, by class; None for a method that changes more."""
+    """Added to the logits, by class; None for methods other than bias."""
     layer: str | None = None
-    """The layer that holds them; None where the model was wrapped."""
+    """The layer that holds them; None if the model is wrapped, and for other methods."""
     weight: float | None = None
     """Weight of the selected point of the frontier; 0 for the unchanged model."""
     selected: FrontierPoint | None = None
@@ -165,9 +165,9 @@ class RepairReport(Part):
         audit = self.search.get("audit")
         if isinstance(audit, dict) and audit.get("at_most") is not None:
             found.append(
-                f"The search attacked {self.search['targets']} of {len(self.classes) - 1} wrong classes. Audit: with "
-                f"all classes attacked, {audit['broken']} of {audit['images']} surviving images are broken; at most "
-                f"{audit['at_most']:.1f}% of the surviving images would be (95% upper bound)."
+                f"The search attacked {self.search['targets']} of {len(self.classes) - 1} wrong classes. Audit of the "
+                f"original model: of {audit['images']} images that survive the search, {audit['broken']} are broken "
+                f"when all classes are attacked (95% upper bound: {audit['at_most']:.1f}% of all surviving images)."
             )
         return [*found, *self.notes]
 
@@ -177,15 +177,17 @@ class RepairReport(Part):
         if before is None or after is None:
             return [f"{self.original_name}: repaired with {self.method}{where}."]
         if not self.weight:
-            floor = (self.choice or "").startswith("floor")
-            why = "The worst class already reaches the floor" if floor else "No biases improve the selection score"
-            return [f"Fitted{where}, {self.choice}. {why} ({_worst(before.robust)}): the model is unchanged."]
+            why = "No point of the frontier is significantly better"
+            if (self.choice or "").startswith("floor") and self.frontier:
+                why = f"The worst class, {self.frontier[0].worst:.1f}% smoothed, already reaches the floor"
+            return [f"Fitted{where}, {self.choice}. {why}: the model is unchanged."]
         smooth = ""
         if self.selected is not None and self.frontier:
             smooth = f" (smoothed: {self.frontier[0].worst:.1f}% to {self.selected.worst:.1f}%)"
         return [
-            f"Fitted{where}, {self.choice}. Cross-validated, the worst class goes from {_worst(before.robust)} to "
-            f"{_worst(after.robust)}{smooth}, the average from {_overall(before.robust)} to {_overall(after.robust)}, "
+            f"Fitted{where}, {self.choice}. Cross-validated robust accuracy: the worst class goes from "
+            f"{_worst(before.robust)} to {_worst(after.robust)}{smooth}, the average from {_overall(before.robust)} to "
+            f"{_overall(after.robust)}, "
             f"natural accuracy from {_overall(before.natural)} to {_overall(after.natural)}."
         ]
 
@@ -209,7 +211,7 @@ class RepairReport(Part):
             f"changes by {found.average_change:+.1f} points to {share(found.average_after, '%')}{p}.{rho}",
             f"Natural accuracy goes from {share(found.natural_before, '%')} to {share(found.natural_after, '%')}, the "
             f"calibration error (ECE) from {_number(found.ece_before)}% to {_number(found.ece_after)}%{corruptions}.",
-            f"Significant changes (p < {SIGNIFICANT:g}): {points} points."
+            f"Significant changes of robust accuracy (p < {SIGNIFICANT:g}): {points} points."
             if points
             else "No class changes significantly.",
             *found.findings,
@@ -240,16 +242,18 @@ class RepairReport(Part):
         assert after is not None
         series = [
             Series(
-                name="cross-validated", x=[one.average for one in self.frontier], y=[one.worst for one in self.frontier]
+                name="cross-validated, smoothed",
+                x=[one.average for one in self.frontier],
+                y=[one.worst for one in self.frontier],
             ),
             Series(
-                name="in-sample",
+                name="in-sample, smoothed",
                 x=[one.fitted_average for one in self.frontier],
                 y=[one.fitted_worst for one in self.frontier],
                 symbol="circle-open",
             ),
-            _mark("original, fitting images", before.robust, "square"),
-            _mark("repaired, cross-validated", after.robust, "diamond"),
+            _mark("original, fitting images, counted", before.robust, "square"),
+            _mark("repaired, cross-validated, counted", after.robust, "diamond"),
         ]
         if (test := self.test) is not None:
             for name, average, worst, symbol in (
@@ -267,7 +271,7 @@ class RepairReport(Part):
             alt=f"Average against worst class under attack. {' '.join(self.sentences()[:2])}",
             x="average robust accuracy, %",
             y="worst class, %",
-            joined=("cross-validated", "in-sample"),
+            joined=("cross-validated, smoothed", "in-sample, smoothed"),
         )
 
     def _class_figures(self, found: OnTest) -> list[Figure]:
@@ -366,7 +370,7 @@ class RepairReport(Part):
     def _frontier_table(self) -> Table:
         return Table(
             title="Frontier",
-            about="Smoothed robust accuracy in percent by the weight of the worst class.",
+            about="Smoothed robust accuracy in percent, cross-validated unless marked in-sample.",
             columns=["weight", "average", "worst class", "weakest tenth", "in-sample average", "in-sample worst"],
             rows=[
                 [

@@ -242,7 +242,7 @@ def test_a_floor_out_of_reach_names_the_best_reachable() -> None:
     top = max(points, key=lambda point: point.held_out.worst).held_out
     assert str(caught.value) == (
         f"a floor of 99% is not reachable by class biases: the highest worst class is {100 * top.worst:.1f}%, with an "
-        f"average of {100 * top.average:.1f}% (cross-validated)"
+        f"average of {100 * top.average:.1f}% (cross-validated); pass a lower floor"
     )
     fit(margins, floor=top.worst - 1e-3)
 
@@ -281,7 +281,7 @@ def test_rules_and_floors_that_do_not_exist() -> None:
     margins = table(UNEVEN, 20)
     assert "did you mean 'worst'" in refused(margins, rule="wurst")
     for floor in (0.0, -0.1, 1.0, 32.0, float("nan")):
-        assert "the floor is a percentage above 0 and below 100" in refused(margins, floor=floor)
+        assert "floor must be a fraction between 0 and 1" in refused(margins, floor=floor)
 
 
 # -- folds, and the same again ----------------------------------------------------------------------------

@@ -332,7 +332,7 @@ def test_a_module_and_images_in_memory(run: Path, root: Path) -> None:
     assert found.report_after.dataset.n == 50
     assert load_repair(out) == found.report
     with pytest.raises(InputError, match=r"names no architecture") as caught:
-        load_model(str(out))  # its architecture is known to nobody
+        load_model(str(out))  # the record names no architecture
     assert "\n" not in str(caught.value)
     again, _ = with_biases(DigitsCNN(), torch.zeros(10), x)
     again.load_state_dict(load_file(out / "checkpoints" / "best.safetensors"))

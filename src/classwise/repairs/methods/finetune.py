@@ -77,7 +77,9 @@ LEAST, MOST = 0.01, 2.01
 class Finetune:
     """Adversarial training of the whole network for a few epochs, from its present weights."""
 
-    about: ClassVar[str] = "whole network fine-tuned for two epochs (how=faal or spectral)"
+    about: ClassVar[str] = (
+        "whole network fine-tuned by FAAL (how=faal) or confusional spectral regularization (how=spectral)"
+    )
     uses: ClassVar[Images] = "training"
 
     how: How = "faal"

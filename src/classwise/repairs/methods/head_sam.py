@@ -48,7 +48,7 @@ from classwise.training.optimizers import SGD
 class HeadSAM:
     """Sharpness-aware training of the last linear layer on adversarial images."""
 
-    about: ClassVar[str] = "last layer trained for an epoch by class-wise sharpness-aware minimization (DecoSAM)"
+    about: ClassVar[str] = "last layer trained by class-wise sharpness-aware minimization (DecoSAM)"
     uses: ClassVar[Images] = "training"
 
     epochs: int = 1
@@ -122,7 +122,7 @@ def sharpness_aware_gradient(weights: Tensor, features: Tensor, y: Tensor, rho: 
 
 
 def joined(head: nn.Linear) -> Tensor:
-    """(K, D) a copy of the weight, and of the bias as its last column where there is one, in float32."""
+    """(K, D) a float32 copy of the weight; the bias, if any, is the last column."""
     parts = [head.weight] if head.bias is None else [head.weight, head.bias[:, None]]
     return torch.cat([part.detach().float() for part in parts], 1)
 
