@@ -78,7 +78,7 @@ class Finetune:
     """Adversarial training of the whole network for a few epochs, from its present weights."""
 
     about: ClassVar[str] = (
-        "whole network fine-tuned by FAAL (how=faal) or confusional spectral regularization (how=spectral)"
+        "all layers fine-tuned by FAAL (how=faal) or spectral regularization (how=spectral)"
     )
     uses: ClassVar[Images] = "training"
 
