@@ -89,7 +89,7 @@ def table(kept: Path) -> str:
         if report.test is not None:
             rows.setdefault((file.parent.parent.parent.name, file.parent.name), []).append(report)
     lines = [
-        "| training | repair | average / worst before | after | change | promised | natural after | rho | seeds |",
+        "| training | repair | average / worst before | after | change | expected | natural after | rho | seeds |",
         "|:--|:--|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for (method, repair), reports in rows.items():
@@ -97,14 +97,14 @@ def table(kept: Path) -> str:
         before = [(one.average_before.value or 0.0, one.worst_before.value or 0.0) for one in tests]
         after = [(one.average_after.value or 0.0, one.worst_after.value or 0.0) for one in tests]
         change = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(after, before, strict=True)]
-        promised = [
+        expected = [
             (report.cross_validated.robust.overall.value or 0.0, report.cross_validated.robust.worst.value)
             for report in reports
             if report.cross_validated is not None and report.cross_validated.robust.worst is not None
         ]
         natural = [one.natural_after.value or 0.0 for one in tests]
         rhos = [one.rho for one in tests if one.rho is not None]
-        cells = [method, repair, pairs(before), pairs(after), pairs(change, "+"), pairs(promised)]
+        cells = [method, repair, pairs(before), pairs(after), pairs(change, "+"), pairs(expected)]
         cells += [
             f"{statistics.fmean(natural):.1f}",
             f"{statistics.fmean(rhos):+.2f}" if rhos else "–",

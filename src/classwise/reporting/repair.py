@@ -252,8 +252,8 @@ class RepairReport(Part):
                 y=[one.fitted_worst for one in self.frontier],
                 symbol="circle-open",
             ),
-            _mark("original, fitting images, counted", before.robust, "square"),
-            _mark("repaired, cross-validated, counted", after.robust, "diamond"),
+            _mark("original, counted", before.robust, "square"),
+            _mark("repaired, counted", after.robust, "diamond"),
         ]
         if (test := self.test) is not None:
             for name, average, worst, symbol in (
