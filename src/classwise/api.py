@@ -21,7 +21,7 @@ from classwise.evaluation.evaluate import Question, count_classes, run_evaluatio
 from classwise.evaluation.margins import MarginSettings, find_margins
 from classwise.files import digest_json
 from classwise.forward import device_of
-from classwise.models.load import load_model, run_directory
+from classwise.models.load import build_model, load_model, run_directory
 from classwise.plans import make_plan
 from classwise.plugins import absolute
 from classwise.progress import SILENT, Progress
@@ -196,6 +196,8 @@ def repair(
     share = parse_floor(floor)
     found = None if isinstance(model, nn.Module) else run_directory(str(model))
     run = None if found is None else found[0]
+    if found is None and not isinstance(model, nn.Module) and ":" not in str(model):
+        build_model(str(model))  # a mistyped model is reported before its missing validation images
     fitting = fitting_images(
         data, model=_name_of(model), run=run, split=split, per_class=per_class, seed=seed, progress=progress
     )

@@ -144,6 +144,8 @@ def test_models_that_cannot_be_repaired(run: Path, tmp_path: Path) -> None:
     assert "without weights" in error("repair", "digits-cnn", "--data", "digits", "--split", "train", *out)
     weights = ["--weights", run / "checkpoints" / "best.safetensors"]
     assert "no validation images are known" in error("repair", "digits-cnn", "--data", "digits", *weights, *out)
+    assert "'runs/gone': no such run directory" in error("repair", "runs/gone", "--data", "digits", *out)
+    assert "did you mean 'digits-cnn'" in error("repair", "digits-cn", "--data", "digits", *out)
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom classwise.models import DigitsCNN\n"
         "def make():\n    return torch.nn.Sequential(DigitsCNN(), torch.nn.Softmax(1))\n"
