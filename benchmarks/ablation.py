@@ -28,14 +28,14 @@ import numpy as np
 import torch
 
 import classwise as cw
+from classwise.accelerate import folding, graphs, twin
 from classwise.attacks import CosinePGD, aimed, square
+from classwise.config.recipes import load_recipe
 from classwise.data import load_data
-from classwise.engine import folding, graphs, twin
 from classwise.models.load import load_model
-from classwise.plans import make_plan
-from classwise.recipes import load_recipe
 from classwise.training import compiled, views
 from classwise.training.loop import make_engine
+from classwise.training.plan import make_plan
 
 Switch = Callable[[], Any]
 """Makes a context in which a trick is off."""

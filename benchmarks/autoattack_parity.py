@@ -19,7 +19,7 @@ import classwise as cw
 from classwise.api import pick_device
 from classwise.models.load import load_model
 from classwise.reporting import ClassReport
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 EPS, CLASSES = 8 / 255, 10
 PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")

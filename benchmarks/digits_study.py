@@ -33,7 +33,7 @@ def make(root: Path, method: str, seed: int) -> None:
     import torch
 
     import classwise as cw
-    from classwise.recipes import load_recipe
+    from classwise.config.recipes import load_recipe
 
     torch.set_num_threads(1)
     out = root / method / f"seed-{seed}"
@@ -104,7 +104,7 @@ def _spread(values: list[float], digits: int = 1) -> str:
 
 def main() -> None:
     """Train, attack, print."""
-    from classwise.recipes import recipe_names
+    from classwise.config.recipes import recipe_names
 
     every = [name.removeprefix("digits/") for name in recipe_names() if name.startswith("digits/")]
     parser = argparse.ArgumentParser(description=__doc__)

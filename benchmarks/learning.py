@@ -19,7 +19,7 @@ from typing import Any
 
 import classwise as cw
 from classwise.cli.console import ConsoleProgress
-from classwise.recipes import Recipe, load_recipe, parse_overrides
+from classwise.config.recipes import Recipe, load_recipe, parse_overrides
 
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "compiled": {"engine": "compiled", "precision": "bf16"},

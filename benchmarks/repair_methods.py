@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import classwise as cw
-from classwise.errors import InputError
-from classwise.recipes import load_recipe, parse_overrides
+from classwise.config.recipes import load_recipe, parse_overrides
+from classwise.core.errors import InputError
 from classwise.reporting.repair import RepairReport, load_repair
 
 METHODS = ("trades", "wat", "csl", "cfa", "dafa", "frl-rwrm")

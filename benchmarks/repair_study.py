@@ -27,6 +27,7 @@ from torch import nn
 
 import classwise as cw
 from classwise.api import pick_device
+from classwise.core.threat import Threat
 from classwise.data import ImageSet, balanced_split, load_data
 from classwise.evaluation.margins import MarginSettings, find_margins
 from classwise.models.heads import with_biases
@@ -35,7 +36,6 @@ from classwise.repairs.accuracy import ClassAccuracy
 from classwise.repairs.fit import Summary
 from classwise.repairs.frontier import WEIGHTS, Objective, frontier
 from classwise.storage.margins import Margins
-from classwise.threat import Threat
 
 LOSSES = (0.3, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0)
 """Losses of the average, in points, at which the frontier is read."""

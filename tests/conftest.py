@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from classwise.progress import Progress, Silent
+from classwise.core.progress import Progress, Silent
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 collect_ignore_glob = ["**/conftest.py"]

@@ -15,59 +15,31 @@ MODULES = {
     for path in sorted(ROOT.rglob("*.py"))
 }
 
-# Room → what it may import besides itself. The top of the house (cli, __init__, __main__) may import everything.
-GROUND = {"errors", "spec", "files", "progress"}
+# Package → what it may import besides itself. The top (cli, __init__, __main__) may import everything.
+BASE = {"core", "config", "storage", "metrics"}
+MODELED = BASE | {"data", "models"}
+ATTACKED = MODELED | {"attacks", "corruptions", "accelerate"}
 ALLOWED: dict[str, set[str]] = {
-    "errors": set(),
-    "progress": set(),
-    "spec": {"errors"},
-    "files": {"errors"},
-    "plugins": {"errors", "files"},
-    "noise": set(),
-    "forward": {"errors"},
-    "fusing": set(),
-    "threads": {"forward"},
-    "workers": {"errors"},
-    "types": {"errors", "noise", "fusing"},
-    "threat": GROUND | {"noise", "fusing"},
-    "metrics": {"errors"},
-    "verdicts": {"errors", "files", "metrics"},
-    "rundir": {"errors", "files", "metrics"},
-    "storage": {"errors", "files", "metrics"},
-    "data": GROUND | {"plugins", "noise", "corruptions"},
-    "models": GROUND | {"plugins", "forward"},
-    "engine": GROUND | {"forward"},
-    "attacks": GROUND | {"types", "forward", "noise", "threat", "fusing"},
-    "corruptions": GROUND | {"noise"},
-    "objectives": GROUND | {"types", "forward", "noise", "threat", "attacks"},
-    "policies": GROUND | {"types"},
-    "training": GROUND
-    | {"types", "forward", "threads", "workers", "fusing", "noise", "data", "metrics", "rundir", "engine"},
-    "reporting": GROUND | {"metrics", "verdicts"},
-    "evaluation": GROUND
-    | {"types", "forward", "noise", "threat", "attacks", "data", "models", "metrics", "verdicts", "rundir"}
-    | {"reporting", "engine", "storage"},
-    "repairs": GROUND
-    | {"plugins", "types", "forward", "noise", "threat", "engine", "attacks", "data", "models", "metrics", "verdicts"}
-    | {"rundir", "storage", "reporting", "training", "evaluation", "objectives", "policies"},
-    "suite": GROUND | {"attacks", "corruptions", "plugins", "threat", "verdicts"},
-    "methods": GROUND | {"types", "threat", "models"},
-    "recipes": GROUND | {"plugins", "threat", "training", "engine"},
-    "plans": GROUND
-    | {"types", "forward", "threat", "attacks", "objectives", "policies", "methods", "recipes", "data", "models"}
-    | {"training", "evaluation", "metrics", "rundir"},
-    "api": GROUND
-    | {"forward", "threat", "plugins", "attacks", "suite", "recipes", "plans"}
-    | {"data", "models", "engine", "training", "evaluation", "repairs", "reporting", "rundir", "workers"},
-    "analysis": GROUND
-    | {"types", "forward", "noise", "threat", "attacks", "suite", "data", "models", "metrics", "verdicts", "rundir"}
-    | {"reporting", "recipes", "policies", "plans", "api", "engine", "evaluation", "workers", "storage", "repairs"},
-    "studies": GROUND | {"analysis", "recipes", "reporting", "api", "workers"},
-    "export": GROUND | {"models", "objectives", "reporting", "rundir"},
-    "bench": GROUND
-    | {"engine"}
-    | {"types", "forward", "noise", "threat", "attacks", "data", "models", "evaluation", "reporting", "rundir"}
-    | {"suite", "training", "verdicts"},
+    "core": set(),
+    "metrics": {"core"},
+    "storage": {"core", "metrics"},
+    "config": {"core", "storage"},
+    "corruptions": {"core", "config"},
+    "reporting": BASE,
+    "data": BASE | {"corruptions"},
+    "models": BASE,
+    "accelerate": {"core"},
+    "attacks": BASE,
+    "objectives": BASE | {"attacks"},
+    "policies": BASE,
+    "evaluation": ATTACKED | {"reporting"},
+    "training": ATTACKED | {"objectives", "policies", "evaluation"},
+    "repairs": ATTACKED | {"objectives", "policies", "evaluation", "training", "reporting"},
+    "export": MODELED | {"objectives", "reporting"},
+    "api": ATTACKED | {"evaluation", "training", "repairs", "reporting"},
+    "analysis": ATTACKED | {"policies", "evaluation", "training", "repairs", "reporting", "api"},
+    "studies": BASE | {"analysis", "training", "reporting", "api"},
+    "bench": ATTACKED | {"evaluation", "training", "reporting"},
 }
 TOP = {"", "__main__", "cli"}
 

@@ -13,8 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from classwise import analysis, attacks, data, metrics, models, objectives, policies, recipes, reporting
+    from classwise import analysis, attacks, data, metrics, models, objectives, policies, reporting
     from classwise.api import evaluate, repair, train, train_together
+    from classwise.config import recipes
     from classwise.reporting import ClassReport, Comparison, compare, load_report
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ _HOMES = {
     "ClassReport": "classwise.reporting",
     "Comparison": "classwise.reporting",
 }
+_PACKAGES = {"recipes": "classwise.config.recipes"}
 
 __all__ = [
     "ClassReport",
@@ -55,7 +57,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     if name in __all__:
-        return import_module(f"classwise.{name}")
+        return import_module(_PACKAGES.get(name, f"classwise.{name}"))
     raise AttributeError(f"module 'classwise' has no attribute {name!r}")
 
 

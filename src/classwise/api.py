@@ -12,33 +12,33 @@ from typing import Any, cast, get_args
 import torch
 from torch import nn
 
+from classwise.accelerate import EngineName
 from classwise.attacks import Transfer
+from classwise.config.plugins import absolute
+from classwise.config.recipes import Recipe, load_recipe
+from classwise.config.spec import Spec, build
+from classwise.core.errors import InputError, one_line, unknown
+from classwise.core.model_calls import device_of
+from classwise.core.progress import SILENT, Progress
 from classwise.data import ImageSet, load_data
-from classwise.engine import EngineName
-from classwise.errors import InputError, one_line, unknown
 from classwise.evaluation.command import command
 from classwise.evaluation.evaluate import Question, count_classes, run_evaluation
 from classwise.evaluation.margins import MarginSettings, find_margins
-from classwise.files import digest_json
-from classwise.forward import device_of
+from classwise.evaluation.suite import AnyAttack, read_suite
 from classwise.models.load import build_model, load_model, run_directory
-from classwise.plans import make_plan
-from classwise.plugins import absolute
-from classwise.progress import SILENT, Progress
-from classwise.recipes import Recipe, load_recipe
 from classwise.repairs.fit import RULES
 from classwise.repairs.images import check_apart, fitting_images, test_split, validation_images
 from classwise.repairs.methods import METHODS, Case
 from classwise.repairs.run import Original, Repair, TestSetup, parse_floor, repaired_recipe, resolve_threat, run_repair
 from classwise.reporting import ClassReport
-from classwise.rundir import RunDirectory, Section, versions
-from classwise.spec import Spec, build
-from classwise.suite import AnyAttack, read_suite
+from classwise.storage.files import digest_json
+from classwise.storage.run_directory import RunDirectory, Section, versions
 from classwise.training.apart import fit_apart
 from classwise.training.loggers import Logger, make_loggers
 from classwise.training.loop import Job, Outcome, fit
+from classwise.training.plan import make_plan
 from classwise.training.team import Team, assembled, device_among
-from classwise.workers import check_workers
+from classwise.training.workers import check_workers
 
 
 def evaluate(

@@ -13,7 +13,7 @@ from classwise.reporting.pages import comparison_page, report_page
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
 from classwise.reporting.sanity import Finding, Sanity
 from classwise.reporting.site import write_site
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 pytest.importorskip("playwright")
 from playwright.sync_api import Page

@@ -18,15 +18,15 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from classwise.attacks import PGD
+from classwise.core.streams import PartNoise
+from classwise.core.types import ClassControls, ClassStats, Objective, Policy
 from classwise.data import share_of
-from classwise.noise import PartNoise
 from classwise.objectives import Free, Madry, Mart, Standard, Trades
 from classwise.policies import FAAL, Uniform
 from classwise.training.engine import Engine
 from classwise.training.team import ALONE, Team
 from classwise.training.views import SharedNorm
 from classwise.training.weight_perturbation import WeightPerturbation
-from classwise.types import ClassControls, ClassStats, Objective, Policy
 
 K, BATCH = 4, 11  # which two or three processes cannot share evenly
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import classwise as cw
 from classwise.cli import app
+from classwise.storage.verdicts import PENDING, Verdicts
 from classwise.training.checkpoint import load_state
-from classwise.verdicts import PENDING, Verdicts
 
 FACTORY = """
 import torch

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 import classwise as cw
 from classwise.attacks import FGSM, PGD
 from classwise.attacks.adapters import ForeignAttack, as_attack
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise
-from classwise.threat import Threat
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Threat
 
 # numpy 2 warns of the way ART reads a tensor in its own code
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

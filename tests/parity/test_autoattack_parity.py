@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from classwise.attacks import APGD, FAB, PGD, AutoAttack, BallAttack, Square
+from classwise.core.streams import ExampleNoise
 from classwise.data import balanced_subset, load_data, to_float
 from classwise.models.load import load_model
-from classwise.noise import ExampleNoise
 
 LOGGER = logging.getLogger("auto-attack")
 """Theirs warns through it; without one it raises warnings."""

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from classwise.attacks import CWL2, CWPGD, CWLinf
 from classwise.attacks.losses import margin
+from classwise.core.threat import Threat
 from classwise.data import balanced_subset, load_data, to_float
 from classwise.models.load import load_model
-from classwise.threat import Threat
 
 # numpy 2 warns of the way ART reads a tensor in its own code
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

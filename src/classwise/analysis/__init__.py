@@ -30,9 +30,9 @@ from classwise.analysis.subject import Subject
 from classwise.analysis.trade_off import trade_off
 from classwise.analysis.universality import universality
 from classwise.analysis.weight_norms import weight_norms
-from classwise.errors import InputError, unknown
-from classwise.progress import SILENT, Progress
-from classwise.spec import convert
+from classwise.config.spec import convert
+from classwise.core.errors import InputError, unknown
+from classwise.core.progress import SILENT, Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from classwise.forward import device_of, exact, frozen, logits_of
+from classwise.core.model_calls import device_of, exact, frozen, logits_of
 
 Floats = NDArray[np.float64]
 RESAMPLES = 2000

@@ -37,19 +37,19 @@ from classwise.analysis.look import BATCH, attack_of
 from classwise.analysis.runs import evaluated_on, one_attack, recipe_of, trained
 from classwise.analysis.subject import Subject
 from classwise.analysis.superclasses import membership
+from classwise.core.errors import InputError
+from classwise.core.model_calls import device_of, frozen, logits_of
+from classwise.core.progress import SILENT, Progress
+from classwise.core.streams import ExampleNoise
 from classwise.data import ImageSet, load_data
 from classwise.data.batches import ordered, to_float
 from classwise.data.derived import on_colours
-from classwise.errors import InputError
-from classwise.forward import device_of, frozen, logits_of
 from classwise.metrics import confusion_matrix
-from classwise.noise import ExampleNoise
-from classwise.progress import SILENT, Progress
 from classwise.reporting.estimates import Estimate, estimate, share
 from classwise.reporting.figures import Card, Figure, Picture, Series, bars, gallery, heatmap, off_diagonal, png
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 COLOURS: dict[str, tuple[float, float, float]] = {"blue": (0.0, 0.2, 0.7), "yellow": (0.7, 0.6, 0.0)}
 SHOWN = 6

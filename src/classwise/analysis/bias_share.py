@@ -30,7 +30,8 @@ from classwise.analysis.bias_fit import Fitted, Images, Judged, Measured, matchi
 from classwise.analysis.several import MOST_RUNS, in_view, names_apart, opened
 from classwise.analysis.subject import Subject
 from classwise.analysis.wording import decimal, left_out
-from classwise.errors import InputError
+from classwise.core.errors import InputError
+from classwise.core.threat import Threat
 from classwise.metrics import worst_class
 from classwise.repairs.accuracy import tenth_of
 from classwise.repairs.frontier import WEIGHTS, Objective, Weak
@@ -39,8 +40,7 @@ from classwise.reporting.figures import COLOURS, INK, Figure, Series, bars, poin
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
 from classwise.storage.margins import Margins
-from classwise.threat import Threat
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 LOSSES = (0.5, 1.0, 2.0)
 """Points of the average that biases may cost."""

@@ -30,16 +30,16 @@ from scipy.special import softmax
 from classwise.analysis.answer import Answer
 from classwise.analysis.runs import recipe_of
 from classwise.analysis.subject import Subject
+from classwise.config.spec import build
+from classwise.core.errors import InputError
+from classwise.core.threat import Threat
 from classwise.data import load_data
 from classwise.data.batches import to_float
-from classwise.errors import InputError
-from classwise.plans import make_objective
 from classwise.policies import POLICIES, WAT
 from classwise.reporting.figures import Figure, Series, bars, lines
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.spec import build
-from classwise.threat import Threat
+from classwise.training.plan import make_objective
 
 Floats = NDArray[np.float64]
 

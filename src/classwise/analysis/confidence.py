@@ -32,18 +32,18 @@ from classwise.analysis.look import Look, attack_of, look, look_attacked
 from classwise.analysis.several import in_view
 from classwise.analysis.subject import Subject
 from classwise.analysis.wording import decimal, left_out, told
+from classwise.config.spec import Numbers, split_list
+from classwise.core.errors import InputError
+from classwise.core.model_calls import device_of
+from classwise.core.progress import SILENT, Progress
+from classwise.core.streams import ExampleNoise
 from classwise.data.batches import ordered
-from classwise.errors import InputError
-from classwise.forward import device_of
 from classwise.metrics.calibration import BINS, bin_of, expected_calibration_error
-from classwise.noise import ExampleNoise
-from classwise.progress import SILENT, Progress
 from classwise.reporting.estimates import ClassEstimate, Estimate, estimate
 from classwise.reporting.figures import COLOURS, DASHES, SOFT, Figure, Series, bars, lines, points
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.spec import Numbers, split_list
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 Floats = NDArray[np.float64]
 Steps = Annotated[tuple[int, ...], BeforeValidator(split_list)]

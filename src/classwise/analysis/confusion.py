@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from classwise.analysis.answer import Answer
 from classwise.analysis.subject import Subject
 from classwise.analysis.superclasses import Superclasses, membership, superclasses_of
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.metrics import confusion_matrix
 from classwise.reporting.estimates import Estimate, estimate, share
 from classwise.reporting.figures import Figure, heatmap, off_diagonal
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -19,14 +19,14 @@ from pydantic import NonNegativeInt
 from classwise.analysis.answer import Answer
 from classwise.analysis.correlation import Correlation, pearson, spearman
 from classwise.analysis.subject import Subject
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.metrics import class_variance, max_class_difference
 from classwise.reporting.corruptions import CorruptionResult
 from classwise.reporting.estimates import ClassEstimate, Estimate, estimate
 from classwise.reporting.figures import COLOURS, Figure, Series, heatmap, lines
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 
 class Severity(Part):

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from classwise.errors import InputError
-from classwise.files import read_json, write_json
-from classwise.progress import SILENT, Progress
+from classwise.core.errors import InputError
+from classwise.core.progress import SILENT, Progress
+from classwise.storage.files import read_json, write_json
 
 Labelled = Iterable[tuple[Tensor, NDArray[np.int64]]]
 """Batches of images (B, C, H, W) in [0, 1] with labels."""

@@ -25,12 +25,12 @@ from classwise.analysis.several import in_view
 from classwise.analysis.subject import Subject
 from classwise.analysis.superclasses import Superclasses, membership, superclasses_of
 from classwise.analysis.wording import decimal, left_out
-from classwise.errors import InputError
-from classwise.progress import SILENT, Progress
+from classwise.core.errors import InputError
+from classwise.core.progress import SILENT, Progress
 from classwise.reporting.figures import COLOURS, SYMBOLS, Figure, Series, points
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 Floats = NDArray[np.float64]
 Method = Literal["tsne", "pca"]

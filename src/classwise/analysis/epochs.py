@@ -23,12 +23,12 @@ from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from classwise.analysis.answer import Answer
 from classwise.analysis.subject import Subject
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.metrics import class_variance
 from classwise.reporting.figures import COLOURS, DASHES, INK, Figure, Series, lines
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 Floats = NDArray[np.float64]
 ROBUST = "robust"

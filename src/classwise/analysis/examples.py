@@ -21,16 +21,16 @@ from classwise.analysis.answer import Answer
 from classwise.analysis.asking import ask
 from classwise.analysis.look import BATCH, attack_of
 from classwise.analysis.subject import Subject
+from classwise.config.spec import Number, split_list
+from classwise.core.errors import InputError
+from classwise.core.model_calls import device_of
+from classwise.core.progress import SILENT, Progress
+from classwise.core.streams import ExampleNoise
 from classwise.data.batches import ordered
-from classwise.errors import InputError
 from classwise.evaluation.gallery import Tried
-from classwise.forward import device_of
-from classwise.noise import ExampleNoise
-from classwise.progress import SILENT, Progress
 from classwise.reporting.examples import Example, amplification
 from classwise.reporting.figures import Figure, gallery
 from classwise.reporting.tables import Table
-from classwise.spec import Number, split_list
 
 Indices = Annotated[tuple[int, ...], BeforeValidator(split_list)]
 

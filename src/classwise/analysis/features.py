@@ -32,20 +32,20 @@ from classwise.analysis.look import BATCH, attack_of, linear_head
 from classwise.analysis.runs import evaluated, one_attack, recipe_of, trained
 from classwise.analysis.subject import Subject
 from classwise.analysis.wording import decimal
+from classwise.core.errors import InputError
+from classwise.core.model_calls import device_of, frozen
+from classwise.core.progress import SILENT, Progress
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import unit
 from classwise.data import ImageSet, load_data
 from classwise.data.batches import ordered
 from classwise.data.splits import balanced_subset
-from classwise.errors import InputError
-from classwise.forward import device_of, frozen
-from classwise.noise import ExampleNoise
-from classwise.progress import SILENT, Progress
 from classwise.reporting import ClassReport
 from classwise.reporting.figures import Figure, Series, bars
 from classwise.reporting.part import Part
 from classwise.reporting.report import Result
 from classwise.reporting.tables import Table
-from classwise.threat import unit
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 ORIGINAL, ROBUST, NON_ROBUST = "original", "robust", "non-robust"
 

@@ -19,13 +19,13 @@ from classwise.analysis.answer import Answer
 from classwise.analysis.correlation import Correlation, spearman
 from classwise.analysis.several import compared, in_view, opened
 from classwise.analysis.subject import Subject
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting.comparison import Row
 from classwise.reporting.estimates import ClassEstimate, Estimate
 from classwise.reporting.figures import Figure, Series, bars
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 QUANTITIES = ("average", "worst", "best", "cv", "mcd")
 

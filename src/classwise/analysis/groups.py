@@ -34,7 +34,7 @@ from sklearn.metrics import adjusted_rand_score
 from classwise.analysis.answer import Answer
 from classwise.analysis.subject import Subject
 from classwise.analysis.superclasses import Superclasses, membership, superclasses_of
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting.estimates import Estimate, estimate, share
 from classwise.reporting.figures import Figure, heatmap
 from classwise.reporting.part import Part

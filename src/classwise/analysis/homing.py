@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from classwise.analysis.answer import Answer
 from classwise.analysis.runs import evaluated, one_attack, recipe_of, trained
 from classwise.analysis.subject import Subject
-from classwise.errors import InputError
+from classwise.core.errors import InputError
+from classwise.core.progress import SILENT, Progress
 from classwise.metrics import confusion_matrix
-from classwise.progress import SILENT, Progress
 from classwise.reporting.estimates import Estimate, estimate, share
 from classwise.reporting.figures import Figure, heatmap, off_diagonal
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 Ints = NDArray[np.int64]
 TOLD = 10

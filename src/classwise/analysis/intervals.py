@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 from classwise.analysis.answer import Answer
 from classwise.analysis.several import MOST_RUNS, names_apart, opened
 from classwise.analysis.subject import Subject
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting.estimates import Estimate
 from classwise.reporting.figures import Figure, Series, bars
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 NAMES = ["[0, 10]", *(f"({low}, {low + 10}]" for low in range(10, 100, 10))]
 

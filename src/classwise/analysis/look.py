@@ -16,18 +16,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from classwise.accelerate import give_back, searcher
 from classwise.analysis.subject import Subject
 from classwise.attacks.base import BallAttack
+from classwise.core.errors import InputError
+from classwise.core.model_calls import device_of, frozen, logits_of
+from classwise.core.progress import SILENT, Progress
+from classwise.core.streams import ExampleNoise
+from classwise.core.types import MeasuredAttack
 from classwise.data.batches import ordered
 from classwise.data.splits import balanced_subset
-from classwise.engine import give_back, searcher
-from classwise.errors import InputError
-from classwise.forward import device_of, frozen, logits_of
+from classwise.evaluation.suite import read_suite
 from classwise.models.heads import head_of
-from classwise.noise import ExampleNoise
-from classwise.progress import SILENT, Progress
-from classwise.suite import read_suite
-from classwise.types import MeasuredAttack
 
 Floats = NDArray[np.float32]
 BATCH = 256

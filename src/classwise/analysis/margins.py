@@ -39,17 +39,17 @@ from classwise.analysis.several import in_view
 from classwise.analysis.subject import Subject
 from classwise.analysis.wording import decimal, left_out
 from classwise.attacks import FAB
+from classwise.config.spec import Numbers
+from classwise.core.errors import InputError
+from classwise.core.model_calls import device_of
+from classwise.core.progress import SILENT, Progress
+from classwise.core.streams import ExampleNoise
+from classwise.core.types import MeasuredAttack
 from classwise.data.batches import ordered
-from classwise.errors import InputError
-from classwise.forward import device_of
-from classwise.noise import ExampleNoise
-from classwise.progress import SILENT, Progress
 from classwise.reporting.estimates import Estimate, estimate, share
 from classwise.reporting.figures import COLOURS, DASHES, INK, Figure, Series, bars, lines
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.spec import Numbers
-from classwise.types import MeasuredAttack
 
 Floats = NDArray[np.float64]
 PRECISION = 0.005

@@ -17,7 +17,7 @@ from pydantic import Field
 from classwise.analysis.answer import Answer
 from classwise.analysis.several import MOST_RUNS, compared, in_view, opened
 from classwise.analysis.subject import Subject
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting.comparison import Row
 from classwise.reporting.estimates import ClassEstimate
 from classwise.reporting.figures import COLOURS, Figure, Series, bars

@@ -15,12 +15,12 @@ from pydantic import ValidationError
 
 from classwise.analysis.subject import Subject
 from classwise.api import evaluate, train_together
-from classwise.errors import InputError
-from classwise.progress import SILENT, Progress
-from classwise.recipes import Recipe, load_recipe
-from classwise.rundir import RunDirectory
-from classwise.spec import first_line
-from classwise.workers import Tell, check_workers, done_by
+from classwise.config.recipes import Recipe, load_recipe
+from classwise.config.spec import first_line
+from classwise.core.errors import InputError
+from classwise.core.progress import SILENT, Progress
+from classwise.storage.run_directory import RunDirectory
+from classwise.training.workers import Tell, check_workers, done_by
 
 
 def recipe_of(subject: Subject) -> Recipe:

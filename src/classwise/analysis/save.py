@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from classwise.analysis.answer import Answer
-from classwise.files import atomic, write_json, write_text
 from classwise.reporting.pages import answers_page
+from classwise.storage.files import atomic, write_json, write_text
 
 
 def save(answer: Answer, out: Path, *, title: str, eyebrow: str) -> list[Path]:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from classwise.analysis.subject import Subject
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting.comparison import Comparison, compare
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 MOST_CLASSES = 40
 """Classes that a figure shows one by one; of more it shows the weakest."""

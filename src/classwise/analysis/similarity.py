@@ -28,13 +28,13 @@ from classwise.analysis.correlation import Correlation, spearman
 from classwise.analysis.look import Look, look, look_attacked
 from classwise.analysis.subject import Subject
 from classwise.analysis.wording import decimal, told
-from classwise.errors import InputError
+from classwise.core.errors import InputError
+from classwise.core.progress import SILENT, Progress
 from classwise.metrics import confusion_matrix
-from classwise.progress import SILENT, Progress
 from classwise.reporting.figures import Figure, Series, heatmap, points
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 Floats = NDArray[np.float64]
 ORDERS = 999

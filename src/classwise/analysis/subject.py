@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import nn
 
+from classwise.core.errors import InputError
 from classwise.data import ImageSet, load_data
-from classwise.errors import InputError
 from classwise.models.load import load_model
 from classwise.reporting import ClassReport, load_report
-from classwise.rundir import RunDirectory
 from classwise.storage.margins import Margins
-from classwise.verdicts import NATURAL, Verdicts
+from classwise.storage.run_directory import RunDirectory
+from classwise.storage.verdicts import NATURAL, Verdicts
 
 
 @dataclass(frozen=True)

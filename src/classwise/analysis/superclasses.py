@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from classwise.core.errors import InputError
 from classwise.data.cards import known_superclasses
-from classwise.errors import InputError
-from classwise.files import read_json
+from classwise.storage.files import read_json
 
 Superclasses = Mapping[str, Sequence[int]]
 

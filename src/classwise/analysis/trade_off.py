@@ -17,15 +17,15 @@ from typing import Any, ClassVar, Literal
 from classwise.analysis.answer import Answer
 from classwise.analysis.runs import evaluated, one_attack, recipe_of, trained
 from classwise.analysis.subject import Subject
-from classwise.errors import InputError
-from classwise.plans import make_objective
-from classwise.progress import SILENT, Progress
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.progress import SILENT, Progress
 from classwise.reporting.estimates import ClassEstimate, Estimate, share
 from classwise.reporting.figures import Figure, Series, lines, points
 from classwise.reporting.part import Part
 from classwise.reporting.report import Worst
 from classwise.reporting.tables import Table
-from classwise.spec import Number
+from classwise.training.plan import make_objective
 
 Turn = Literal["weight", "beta"]
 

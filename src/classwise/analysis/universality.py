@@ -33,11 +33,11 @@ from classwise.analysis.runs import recipe_if_trained
 from classwise.analysis.several import compared, in_view, opened
 from classwise.analysis.subject import Subject
 from classwise.analysis.wording import decimal
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting.figures import Figure, heatmap
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 RESAMPLES = 1000
 SEVERAL = "several at once"

@@ -22,13 +22,13 @@ from classwise.analysis.look import linear_head
 from classwise.analysis.several import in_view, names_apart, opened
 from classwise.analysis.subject import Subject
 from classwise.analysis.wording import decimal, left_out, told
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.models.hypersphere import HypersphereHead
 from classwise.reporting.estimates import ClassEstimate, share
 from classwise.reporting.figures import READABLE, Figure, Series, lines, points
 from classwise.reporting.part import Part
 from classwise.reporting.tables import Table
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 
 class ClassNorm(Part):

@@ -17,7 +17,7 @@ from torch import Tensor
 from classwise.attacks.base import BallAttack
 from classwise.attacks.losses import margin
 from classwise.attacks.problem import Problem
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 Target = Literal["most-likely", "least-likely", "random", "all"] | int
 """Which wrong class to aim at: by the model's own order on the clean image, at random, each in turn, or one class."""

@@ -37,10 +37,10 @@ from torch import Tensor
 from classwise.attacks.aimed import AimedAttack
 from classwise.attacks.losses import Loss, make_loss
 from classwise.attacks.problem import WORTH_LEAVING, Problem
-from classwise.errors import InputError
-from classwise.forward import State, Step
-from classwise.spec import Number
-from classwise.threat import Ball, unit
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.model_calls import State, Step
+from classwise.core.threat import Ball, unit
 
 MOMENTUM = 0.75
 """α, the share of the gradient step; the rest goes to repeating the last one."""

@@ -28,8 +28,8 @@ from classwise.attacks.base import BallAttack
 from classwise.attacks.fab import FAB
 from classwise.attacks.problem import Problem
 from classwise.attacks.square import Square
-from classwise.errors import InputError, unknown
-from classwise.spec import Names
+from classwise.config.spec import Names
+from classwise.core.errors import InputError, unknown
 
 Version = Literal["standard", "plus", "rand"]
 

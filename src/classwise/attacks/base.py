@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from classwise.attacks.problem import Problem, Tally
-from classwise.errors import InputError
-from classwise.forward import device_of, dtype_of, frozen, logits_of
-from classwise.noise import Randomness, draw, noise_of
-from classwise.spec import convert
-from classwise.threat import Norm, Threat
-from classwise.types import Effort, Whom
+from classwise.config.spec import convert
+from classwise.core.errors import InputError
+from classwise.core.model_calls import device_of, dtype_of, frozen, logits_of
+from classwise.core.streams import Randomness, draw, noise_of
+from classwise.core.threat import Norm, Threat
+from classwise.core.types import Effort, Whom
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,10 +32,10 @@ from torch import Tensor, nn
 from classwise.attacks.aimed import AimedAttack
 from classwise.attacks.losses import Loss, margin
 from classwise.attacks.problem import Problem
-from classwise.errors import InputError
-from classwise.forward import frozen
-from classwise.noise import Randomness
-from classwise.spec import Number
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.model_calls import frozen
+from classwise.core.streams import Randomness
 
 PAUSE = 10
 """Steps between two looks at which examples are done: each look makes the host wait for the device."""

@@ -27,9 +27,9 @@ from torch import Tensor
 from classwise.attacks.aimed import AimedAttack
 from classwise.attacks.losses import Loss, make_loss, margin, targeted_margin
 from classwise.attacks.problem import Problem
-from classwise.errors import InputError
-from classwise.forward import State
-from classwise.spec import Number
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.model_calls import State
 
 CANDIDATES = 9
 """Classes, the likeliest first, whose boundaries are measured."""

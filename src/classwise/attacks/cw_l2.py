@@ -19,8 +19,8 @@ from torch import Tensor
 
 from classwise.attacks.carlini_wagner import CarliniWagner, Nearest
 from classwise.attacks.problem import Problem
-from classwise.spec import Number
-from classwise.threat import Norm, length
+from classwise.config.spec import Number
+from classwise.core.threat import Norm, length
 
 
 @dataclass(frozen=True, kw_only=True)

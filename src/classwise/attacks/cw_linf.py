@@ -25,9 +25,9 @@ from torch import Tensor
 
 from classwise.attacks.carlini_wagner import CarliniWagner, Nearest
 from classwise.attacks.problem import Problem
-from classwise.errors import InputError
-from classwise.spec import Number
-from classwise.threat import Norm
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.threat import Norm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from classwise.attacks.base import BallAttack
 from classwise.attacks.losses import Loss, log_odds, margin
 from classwise.attacks.problem import Problem
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 QUERIES_AT_ONCE = 4096
 """The most images in one forward pass, which bounds the memory whatever the batch and the population."""

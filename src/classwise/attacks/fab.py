@@ -40,11 +40,11 @@ from torch import Tensor, nn
 
 from classwise.attacks.aimed import AimedAttack, Search
 from classwise.attacks.problem import WORTH_LEAVING, Problem
-from classwise.errors import InputError
-from classwise.forward import State, Step, frozen
-from classwise.noise import Randomness
-from classwise.spec import Number
-from classwise.threat import Norm, length, unit
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.model_calls import State, Step, frozen
+from classwise.core.streams import Randomness
+from classwise.core.threat import Norm, length, unit
 
 CANDIDATES = 9
 """The most boundaries that are projected onto in one step."""

@@ -30,7 +30,7 @@ from classwise.attacks.autoattack import AutoAttack, in_turn
 from classwise.attacks.base import BallAttack
 from classwise.attacks.cosine_pgd import CosinePGD
 from classwise.attacks.problem import Problem
-from classwise.types import Whom
+from classwise.core.types import Whom
 
 AUDIT, ENSEMBLE, NEAR = "audit-", "ensemble-", "near-misses"
 

@@ -13,9 +13,9 @@ from classwise.attacks.aimed import AimedAttack
 from classwise.attacks.losses import make_loss
 from classwise.attacks.pgd import climb
 from classwise.attacks.problem import Problem
-from classwise.errors import InputError
-from classwise.spec import Number
-from classwise.threat import Start
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.threat import Start
 
 
 @dataclass(frozen=True, kw_only=True)

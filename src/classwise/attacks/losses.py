@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from classwise.attacks.problem import Problem
-from classwise.errors import InputError
-from classwise.fusing import fusible
+from classwise.core.errors import InputError
+from classwise.core.fusing import fusible
 
 LossName = Literal["ce", "margin", "dlr", "kl"]
 Loss = Callable[[Tensor], Tensor]

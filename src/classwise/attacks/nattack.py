@@ -29,8 +29,8 @@ from torch import Tensor
 from classwise.attacks.estimates import EstimatedAttack, State, ask
 from classwise.attacks.losses import margin
 from classwise.attacks.problem import Problem
-from classwise.errors import InputError
-from classwise.spec import Number
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from classwise.attacks.estimates import LOSSES, EstimatedAttack, EstimatedLoss, State, antithetic, check_pairs
 from classwise.attacks.problem import Problem
-from classwise.errors import InputError
-from classwise.spec import Number
-from classwise.threat import Start
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.threat import Start
 
 
 @dataclass(frozen=True, kw_only=True)

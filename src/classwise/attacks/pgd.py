@@ -20,10 +20,10 @@ from torch import Tensor
 from classwise.attacks.aimed import AimedAttack
 from classwise.attacks.losses import Loss, LossName, make_loss
 from classwise.attacks.problem import Problem
-from classwise.errors import InputError
-from classwise.forward import State
-from classwise.spec import Number
-from classwise.threat import Start
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.model_calls import State
+from classwise.core.threat import Start
 
 
 @dataclass(frozen=True, kw_only=True)

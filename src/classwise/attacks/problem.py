@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from classwise.forward import State, Step, stepped
-from classwise.noise import Noise
-from classwise.threat import Ball
-from classwise.types import Effort
+from classwise.core.model_calls import State, Step, stepped
+from classwise.core.streams import Noise
+from classwise.core.threat import Ball
+from classwise.core.types import Effort
 
 Forward = Callable[[Tensor], Tensor]
 """Images (B, C, H, W) to logits (B, K)."""

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from classwise.attacks.estimates import LOSSES, EstimatedAttack, EstimatedLoss, State, antithetic, check_pairs
 from classwise.attacks.problem import Problem
-from classwise.errors import InputError
-from classwise.spec import Number
-from classwise.threat import Start
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.threat import Start
 
 DECAY, DECAY_SQUARES = 0.9, 0.999
 """Adam's moving averages of the gradient and of its square, at their usual values."""

@@ -36,9 +36,9 @@ from torch.nn.functional import pad
 from classwise.attacks.base import BallAttack
 from classwise.attacks.losses import Loss, log_odds, margin
 from classwise.attacks.problem import WORTH_LEAVING, Problem
-from classwise.errors import InputError
-from classwise.forward import State, Step
-from classwise.spec import Number
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.model_calls import State, Step
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """Queries of ten thousand after which the share p is halved."""

@@ -21,9 +21,9 @@ from classwise.attacks.base import BallAttack
 from classwise.attacks.losses import make_loss
 from classwise.attacks.pgd import climb
 from classwise.attacks.problem import Problem
-from classwise.errors import InputError
-from classwise.spec import Number, Numbers
-from classwise.threat import Start
+from classwise.config.spec import Number, Numbers
+from classwise.core.errors import InputError
+from classwise.core.threat import Start
 
 
 @dataclass(frozen=True, kw_only=True)

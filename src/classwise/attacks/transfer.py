@@ -27,13 +27,13 @@ from torch import Tensor, nn
 
 from classwise.attacks.base import BallAttack
 from classwise.attacks.problem import Problem
-from classwise.errors import InputError
-from classwise.files import digest
-from classwise.forward import count_outputs, device_of
-from classwise.noise import ExampleNoise, PartNoise, SharedNoise
-from classwise.spec import Spec, build
-from classwise.threat import Threat
-from classwise.types import Whom
+from classwise.config.spec import Spec, build
+from classwise.core.errors import InputError
+from classwise.core.model_calls import count_outputs, device_of
+from classwise.core.streams import ExampleNoise, PartNoise, SharedNoise
+from classwise.core.threat import Threat
+from classwise.core.types import Whom
+from classwise.storage.files import digest
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -12,26 +12,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from classwise.accelerate import EngineName, searcher
 from classwise.attacks import BallAttack
 from classwise.attacks.adapters.call import untouched
 from classwise.bench.peers import AnyAttack, Asked, Peer, peers_of
 from classwise.bench.result import OURS, AttackCase, AttackEntry, EvaluationBench, Spread
 from classwise.bench.rounds import Clock, check_rounds, clock_of, interleave, spread, timed
 from classwise.bench.watch import Passes, Peak, counting, peak_memory
+from classwise.core.errors import InputError, one_line
+from classwise.core.model_calls import blamed_on_the_model, device_of, dtype_of, logits_of
+from classwise.core.progress import SILENT, Progress
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Threat
 from classwise.data import ImageSet, ordered
-from classwise.engine import EngineName, searcher
-from classwise.errors import InputError, one_line
 from classwise.evaluation.evaluate import count_classes, fitting_batch
+from classwise.evaluation.suite import Suite
 from classwise.evaluation.work import Parts, Work, predict
-from classwise.forward import blamed_on_the_model, device_of, dtype_of, logits_of
-from classwise.noise import ExampleNoise
-from classwise.progress import SILENT, Progress
 from classwise.reporting.estimates import Estimate, estimate
 from classwise.reporting.report import ThreatInfo
-from classwise.rundir import hardware, versions
-from classwise.suite import Suite
-from classwise.threat import Threat
-from classwise.verdicts import Verdicts
+from classwise.storage.run_directory import hardware, versions
+from classwise.storage.verdicts import Verdicts
 
 
 class Plain(nn.Module):

@@ -22,8 +22,8 @@ from classwise.attacks import PGD
 from classwise.bench.result import GrowthBench, GrowthEntry, Slope
 from classwise.bench.rounds import Clock, check_rounds, clock_of, interleave, spread, timed
 from classwise.bench.watch import peak_memory
-from classwise.progress import SILENT, Progress
-from classwise.rundir import hardware, versions
+from classwise.core.progress import SILENT, Progress
+from classwise.storage.run_directory import hardware, versions
 
 EPS = "8/255"
 MEMORY_ROUNDS = 3

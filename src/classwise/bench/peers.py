@@ -28,8 +28,8 @@ from classwise.attacks import ATTACKS, PGD, AutoAttack
 from classwise.attacks.adapters import ForeignAttack
 from classwise.attacks.adapters.call import reproducible
 from classwise.attacks.base import BallAttack
-from classwise.errors import InputError, one_line
-from classwise.threat import Threat
+from classwise.core.errors import InputError, one_line
+from classwise.core.threat import Threat
 
 AnyAttack = BallAttack | ForeignAttack
 Search = Callable[[Tensor, Tensor], Tensor]

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from classwise.threat import Start
+from classwise.core.threat import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

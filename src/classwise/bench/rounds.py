@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 import torch
 
 from classwise.bench.result import Spread
-from classwise.errors import InputError
-from classwise.progress import Progress
+from classwise.core.errors import InputError
+from classwise.core.progress import Progress
 
 T = TypeVar("T")
 M = TypeVar("M")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from classwise.bench.chart import draw
 from classwise.bench.result import Bench
-from classwise.errors import InputError
-from classwise.files import write_json, write_text
+from classwise.core.errors import InputError
 from classwise.reporting.tables import markdown
+from classwise.storage.files import write_json, write_text
 
 
 def check_place(out: Path) -> None:

@@ -27,12 +27,12 @@ from classwise.bench.reference_style import LOSSES, Inner, Loss
 from classwise.bench.result import OURS, TrainingBench, TrainingEntry
 from classwise.bench.rounds import Clock, Timed, check_rounds, clock_of, interleave, spread, timed
 from classwise.bench.watch import Peak, peak_memory
-from classwise.errors import InputError
-from classwise.forward import exact
-from classwise.progress import SILENT, Progress
-from classwise.rundir import hardware, versions
+from classwise.core.errors import InputError
+from classwise.core.model_calls import exact
+from classwise.core.progress import SILENT, Progress
+from classwise.core.types import ClassStats
+from classwise.storage.run_directory import hardware, versions
 from classwise.training.loop import Plan, make_batches, make_engine
-from classwise.types import ClassStats
 
 REFERENCE = "reference style"
 TF32 = f"{REFERENCE}, TF32"

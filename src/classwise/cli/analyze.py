@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from classwise.cli.console import ConsoleProgress, guarded, say, say_json, table
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 
 @guarded
@@ -27,7 +27,7 @@ def analyze(
     """Ask why classes differ: confusion, training history, weights, features, and more."""
     from classwise.analysis import QUESTIONS, Subject, ask
     from classwise.analysis.save import save
-    from classwise.recipes import parse_overrides
+    from classwise.config.recipes import parse_overrides
 
     if out is not None and out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: --out names a directory")

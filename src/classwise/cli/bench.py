@@ -49,7 +49,7 @@ def evaluate(
     """Time attacks; with --peers beside torchattacks, foolbox, ART and AutoAttack, where they are installed."""
     from classwise.api import checked_engine, pick_device
     from classwise.bench.evaluate import bench_evaluation
-    from classwise.suite import read_attack, read_suite
+    from classwise.evaluation.suite import read_attack, read_suite
 
     place = pick_device(device)
     attacks = attack or ["pgd:steps=20,start=zero"]
@@ -92,8 +92,8 @@ def train(
     """Time training steps; with --peers beside plain float32 PyTorch as published code has it (TRADES, Madry)."""
     from classwise.api import pick_device
     from classwise.bench.train import bench_training
-    from classwise.plans import make_plan
-    from classwise.recipes import load_recipe, parse_overrides
+    from classwise.config.recipes import load_recipe, parse_overrides
+    from classwise.training.plan import make_plan
 
     changes = parse_overrides(override or [])
     read = load_recipe(recipe, changes)
@@ -127,8 +127,8 @@ def growth(rounds: Rounds = 5, device: Device = None, out: Out = None, as_json: 
 def _subject(model: str | None, weights: Path | None, data: str | None) -> tuple[nn.Module, ImageSet, str]:
     """The model and the images, and what the model is called."""
     from classwise.bench.subject import trained_digits
+    from classwise.core.errors import InputError
     from classwise.data import load_data
-    from classwise.errors import InputError
     from classwise.models.load import load_model
 
     if model is None and (weights is not None or data is not None):

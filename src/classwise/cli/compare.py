@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from classwise.cli.console import estimate, guarded, number, say, say_json, table
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting import Comparison
 from classwise.reporting import compare as compare_reports
 from classwise.reporting.paper_figures import save_figures

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from classwise.cli.launch import leading
 from classwise.cli.live import GAP, LiveView, parts
-from classwise.errors import Diverged, InputError
-from classwise.progress import Epoch, Progress
+from classwise.core.errors import Diverged, InputError
+from classwise.core.progress import Epoch, Progress
 from classwise.reporting.estimates import Estimate
 from classwise.reporting.report import Worst
 from classwise.reporting.text import plain

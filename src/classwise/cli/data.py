@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from classwise.cli.console import ConsoleProgress, guarded, say, say_json, table
-from classwise.errors import InputError
-from classwise.files import atomic, write_json
+from classwise.core.errors import InputError
 from classwise.reporting.text import plain
+from classwise.storage.files import atomic, write_json
 
 if TYPE_CHECKING:
     from classwise.data import ImageSet

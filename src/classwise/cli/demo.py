@@ -28,8 +28,8 @@ def demo(
 ) -> None:
     """Train four models on digits, repair one, attack and compare them class by class, write the page. Resumable."""
     import classwise
-    from classwise.files import write_text
     from classwise.reporting.pages import comparison_page
+    from classwise.storage.files import write_text
 
     progress = ConsoleProgress()
     reports = []

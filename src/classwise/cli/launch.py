@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 
 def leading() -> bool:

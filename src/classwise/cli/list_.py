@@ -64,9 +64,9 @@ def _attacks() -> list[Listing]:
 
 
 def _methods() -> list[Listing]:
-    from classwise.methods import conflict, nature_of
     from classwise.objectives import OBJECTIVES
     from classwise.policies import POLICIES
+    from classwise.training.compatibility import conflict, nature_of
 
     plain = {name: kind() for name, kind in OBJECTIVES.items()}
     objectives = [
@@ -110,7 +110,7 @@ def _datasets() -> list[Listing]:
 
 
 def _recipes() -> list[Listing]:
-    from classwise.recipes import recipe_header, recipe_names
+    from classwise.config.recipes import recipe_header, recipe_names
 
     return [Listing("recipes", [[name, "", recipe_header(name)] for name in recipe_names()])]
 

@@ -27,7 +27,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 from rich.text import Text
 
-from classwise.progress import Epoch
+from classwise.core.progress import Epoch
 from classwise.reporting.text import plain
 
 WEAKEST = 20

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from classwise.cli.console import ConsoleProgress, guarded, say, say_json
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting.leaderboard import BASELINE, find_runs
 from classwise.reporting.site import write_site
 

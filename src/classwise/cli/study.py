@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from classwise.cli.console import ConsoleProgress, guarded, say, say_json
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 
 @guarded

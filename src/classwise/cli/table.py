@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from classwise.cli.console import guarded, say
-from classwise.errors import InputError, unknown
+from classwise.core.errors import InputError, unknown
 from classwise.reporting import compare, load_report
 from classwise.reporting.text import FORMATS, render, save
 

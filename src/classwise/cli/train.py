@@ -37,8 +37,8 @@ def train(
 ) -> None:
     """Train a model by a recipe. Statistics and the best epoch come from a validation split, never from test data."""
     import classwise
-    from classwise.errors import InputError
-    from classwise.recipes import load_recipe, parse_overrides
+    from classwise.config.recipes import load_recipe, parse_overrides
+    from classwise.core.errors import InputError
 
     changes = parse_overrides(override or [])
     places = {out: changes}
@@ -68,7 +68,7 @@ def train(
 
 
 def _numbers(text: str) -> list[int]:
-    from classwise.errors import InputError
+    from classwise.core.errors import InputError
 
     try:
         return [int(part) for part in text.split(",")]

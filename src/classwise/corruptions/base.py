@@ -25,13 +25,13 @@ import torch
 from pydantic import BeforeValidator
 from torch import Tensor
 
+from classwise.config.spec import Names, Spec, convert, split_list
+from classwise.core.errors import InputError, unknown
+from classwise.core.streams import Noise, Randomness, noise_of
 from classwise.corruptions.blur import BLUR
 from classwise.corruptions.digital import DIGITAL
 from classwise.corruptions.noise_ import NOISE
 from classwise.corruptions.weather import WEATHER
-from classwise.errors import InputError, unknown
-from classwise.noise import Noise, Randomness, noise_of
-from classwise.spec import Names, Spec, convert, split_list
 
 Family = Literal["noise", "blur", "weather", "digital"]
 Apply = Callable[[Tensor, int, Noise], Tensor]

@@ -17,8 +17,8 @@ import math
 
 from torch import Tensor
 
+from classwise.core.streams import Noise
 from classwise.corruptions.resampling import look, magnify, pixels, smooth, streak, stretch, weighted_shifts
-from classwise.noise import Noise
 
 
 def defocus_blur(x: Tensor, severity: int, noise: Noise) -> Tensor:

@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from classwise.core.streams import Noise
 from classwise.corruptions.resampling import pixels, smooth, warp
-from classwise.noise import Noise
 
 
 def contrast(x: Tensor, severity: int, noise: Noise) -> Tensor:

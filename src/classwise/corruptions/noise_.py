@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from classwise.noise import Noise
+from classwise.core.streams import Noise
 
 
 def gaussian_noise(x: Tensor, severity: int, noise: Noise) -> Tensor:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from classwise.core.streams import Noise
 from classwise.corruptions.resampling import magnify, pixels, streak, stretch
-from classwise.noise import Noise
 
 LUMA = (0.299, 0.587, 0.114)
 """The shares of red, green and blue in how bright a colour looks (ITU-R BT.601)."""

@@ -12,8 +12,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from classwise.errors import InputError
-from classwise.files import digest
+from classwise.core.errors import InputError
+from classwise.storage.files import digest
 
 CHUNK_BYTES = 16 * 2**20
 """How much of a set is looked at in one go, so that a memory-mapped one never has to fit into memory."""

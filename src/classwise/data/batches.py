@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from classwise.core.errors import InputError
 from classwise.data.arrays import ImageSet, release
-from classwise.errors import InputError
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Images (B, C, H, W) in [0, 1], labels (B,) and indices into the ImageSet (B,)."""

@@ -18,12 +18,12 @@ from typing import BinaryIO
 
 import numpy as np
 
+from classwise.core.errors import InputError
+from classwise.core.progress import SILENT, Progress
 from classwise.data.arrays import ImageSet
 from classwise.data.places import cache_directory
 from classwise.data.sources import Source, collect, walk
-from classwise.errors import InputError
-from classwise.files import digest_json
-from classwise.progress import SILENT, Progress
+from classwise.storage.files import digest_json
 
 IN_MEMORY = 4 * 2**30
 """Larger data sets are not read into memory where they cannot be written to the cache."""

@@ -9,10 +9,10 @@ from typing import Literal
 
 from PIL import ImageColor
 
+from classwise.config.spec import Names, Number, Spec, convert
+from classwise.core.errors import InputError
 from classwise.corruptions import Corruption
 from classwise.data.wordnet import IMAGENET, TINY_IMAGENET
-from classwise.errors import InputError
-from classwise.spec import Names, Number, Spec, convert
 
 MAX_SIDE = 4096
 """Larger images are asked for by mistake."""

@@ -13,9 +13,9 @@ from PIL import Image
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset, TensorDataset
 
+from classwise.core.errors import InputError
 from classwise.data.arrays import ImageSet
 from classwise.data.decode import mode_of, pixels, undecodable
-from classwise.errors import InputError
 
 IMAGE_KEYS = ("image", "img", "pixel_values")
 LABEL_KEYS = ("label", "labels")

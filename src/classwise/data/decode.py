@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from classwise.errors import InputError, one_line
+from classwise.core.errors import InputError, one_line
 
 Mode = Literal["L", "RGB"]
 

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise
 from classwise.corruptions import Corruption
 from classwise.data.arrays import ImageSet, release
 from classwise.data.batches import to_float
@@ -20,9 +22,7 @@ from classwise.data.cards import Choice, DatasetCard
 from classwise.data.decode import rows_at_a_time
 from classwise.data.sources import FORMAT, Reading, Source
 from classwise.data.splits import draw
-from classwise.errors import InputError
-from classwise.files import digest_json
-from classwise.noise import ExampleNoise
+from classwise.storage.files import digest_json
 
 
 @dataclass(frozen=True)

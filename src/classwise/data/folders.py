@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from classwise.core.errors import InputError, one_line, unknown
 from classwise.data.decode import Mode, decode_together, decoders, mode_of, read_header, rows_at_a_time, undecodable
 from classwise.data.sources import FORMAT, Part, Reading
-from classwise.errors import InputError, one_line, unknown
-from classwise.files import digest_json
+from classwise.storage.files import digest_json
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 

@@ -8,6 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from classwise.config.plugins import is_attribute_spec
+from classwise.core.errors import InputError, unknown
+from classwise.core.progress import SILENT, Progress
 from classwise.data.arrays import ImageSet
 from classwise.data.cache import materialise
 from classwise.data.cards import DATASETS, Choice
@@ -18,9 +21,6 @@ from classwise.data.layouts import find, recognise
 from classwise.data.parquet import HubParquet
 from classwise.data.places import data_directory, remember, remembered
 from classwise.data.sources import Digits, Factory, Source
-from classwise.errors import InputError, unknown
-from classwise.plugins import is_attribute_spec
-from classwise.progress import SILENT, Progress
 
 
 def load_data(

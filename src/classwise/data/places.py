@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from classwise.errors import InputError
-from classwise.files import read_json, write_json
+from classwise.core.errors import InputError
+from classwise.storage.files import read_json, write_json
 
 
 def data_directory() -> Path | None:

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from classwise.config.plugins import load_attribute
+from classwise.core.errors import InputError, one_line, unknown
+from classwise.core.progress import SILENT, Progress
 from classwise.data.arrays import ImageSet
 from classwise.data.cards import DATASETS
 from classwise.data.convert import as_image_set
-from classwise.errors import InputError, one_line, unknown
-from classwise.files import digest_json
-from classwise.plugins import load_attribute
-from classwise.progress import SILENT, Progress
+from classwise.storage.files import digest_json
 
 FORMAT = 1
 """Part of every fingerprint: raised when the same files would be read into other arrays than before."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 
 def balanced_split(

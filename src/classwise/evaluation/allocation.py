@@ -38,7 +38,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.metrics.counts import Ints
 from classwise.metrics.intervals import Floats, wilson
 

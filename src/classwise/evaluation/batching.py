@@ -10,10 +10,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
+from classwise.core.progress import Progress
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
-from classwise.progress import Progress
 
 
 def in_batches(

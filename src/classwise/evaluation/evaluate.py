@@ -24,28 +24,28 @@ import numpy as np
 import torch
 from torch import nn
 
+from classwise.accelerate import EngineName, Twin, give_back, searcher
 from classwise.attacks import ATTACKS
+from classwise.core.errors import InputError
+from classwise.core.model_calls import count_outputs, device_of, has_gradients
+from classwise.core.progress import Progress
+from classwise.core.threat import Threat
+from classwise.core.types import Corruption, MeasuredAttack
 from classwise.data import ImageSet, balanced_subset, ordered
 from classwise.data.cards import known_superclasses
-from classwise.engine import EngineName, Twin, give_back, searcher
-from classwise.errors import InputError
 from classwise.evaluation.rounds import Rounds
 from classwise.evaluation.sanity import inspect
 from classwise.evaluation.work import Parts, Work, predict
-from classwise.files import digest_json, write_json
-from classwise.forward import count_outputs, device_of, has_gradients
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.models.weights import digest_model
-from classwise.progress import Progress
 from classwise.reporting import ClassReport
 from classwise.reporting.corruptions import CorruptionInfo
 from classwise.reporting.report import DatasetInfo, ThreatInfo
 from classwise.reporting.sanity import Sanity
-from classwise.rundir import RunDirectory, Section, hardware, versions
-from classwise.threat import Threat
-from classwise.types import Corruption, MeasuredAttack
-from classwise.verdicts import WORST_CASE, Verdicts
+from classwise.storage.files import digest_json, write_json
+from classwise.storage.run_directory import RunDirectory, Section, hardware, versions
+from classwise.storage.verdicts import WORST_CASE, Verdicts
 
 PROBE, PROBE_BATCH = 100, 10
 """Examples looked at to tell models of the same weights apart, so many at a time: no memory is too small for them."""

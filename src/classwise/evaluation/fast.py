@@ -23,13 +23,13 @@ import torch
 from scipy.special import betaincinv
 
 from classwise.attacks import APGD
-from classwise.files import digest
+from classwise.core.streams import ExampleNoise
+from classwise.core.types import MeasuredAttack, Whom
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
-from classwise.noise import ExampleNoise
 from classwise.reporting.effort import AuditInfo
-from classwise.types import MeasuredAttack, Whom
-from classwise.verdicts import Floats, Verdicts
+from classwise.storage.files import digest
+from classwise.storage.verdicts import Floats, Verdicts
 
 NEAREST = 0.025
 """The share of what is left, by margin, that counts as near misses."""

@@ -20,23 +20,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from classwise.accelerate import EngineName, give_back, searcher
 from classwise.attacks.cosine_pgd import MarginSearch
+from classwise.core.errors import InputError
+from classwise.core.model_calls import blamed_on_the_model, device_of, has_gradients
+from classwise.core.progress import SILENT, Progress
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Threat
 from classwise.data import ImageSet, ordered
-from classwise.engine import EngineName, give_back, searcher
-from classwise.errors import InputError
 from classwise.evaluation.batching import in_batches
 from classwise.evaluation.evaluate import PROBE, PROBE_BATCH, count_classes, fitting_batch
 from classwise.evaluation.fast import at_most
 from classwise.evaluation.work import SAVE_SECONDS, answers
-from classwise.files import digest, digest_json
-from classwise.forward import blamed_on_the_model, device_of, has_gradients
 from classwise.metrics.counts import Ints
 from classwise.models.weights import digest_model
-from classwise.noise import ExampleNoise
-from classwise.progress import SILENT, Progress
-from classwise.rundir import versions
+from classwise.storage.files import digest, digest_json
 from classwise.storage.margins import SCHEMA, Margins
-from classwise.threat import Threat
+from classwise.storage.run_directory import versions
 
 _LOG = logging.getLogger(__name__)
 

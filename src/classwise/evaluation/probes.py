@@ -26,12 +26,13 @@ from classwise.attacks.losses import Loss, log_odds, margin
 from classwise.attacks.pgd import PGD
 from classwise.attacks.problem import Problem
 from classwise.attacks.square import Square
-from classwise.forward import blamed_on_the_model, device_of, dtype_of, exact, frozen, logits_of
+from classwise.core.model_calls import blamed_on_the_model, device_of, dtype_of, exact, frozen, logits_of
+from classwise.core.progress import SILENT, Progress
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Threat
 from classwise.metrics.comparison import Bools, mcnemar
 from classwise.metrics.counts import Ints
 from classwise.models.normalize import NORMALIZATIONS
-from classwise.noise import ExampleNoise
-from classwise.progress import SILENT, Progress
 from classwise.reporting.sanity import (
     AgreementProbe,
     BlackBoxProbe,
@@ -42,7 +43,6 @@ from classwise.reporting.sanity import (
     RadiusProbe,
     StepProbe,
 )
-from classwise.threat import Threat
 
 SAMPLE, LARGEST_SAMPLE = 40, 100
 """Images looked at: the first number, or one of each class up to the second."""

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.evaluation.allocation import Allocation, first_round, next_round, overall, summary
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.reporting.allocation import AllocationInfo
 from classwise.reporting.estimates import Estimate, percent
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 
 class Rounds:

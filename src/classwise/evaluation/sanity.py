@@ -16,10 +16,10 @@ from fractions import Fraction
 import numpy as np
 from scipy.special import bdtrc
 
+from classwise.core.threat import Threat
 from classwise.reporting.sanity import AgreementProbe, Finding, Probes, Sanity, Severity
 from classwise.reporting.story import class_name, listing, p_text
-from classwise.threat import Threat
-from classwise.verdicts import NATURAL, Verdicts
+from classwise.storage.verdicts import NATURAL, Verdicts
 
 LEVEL = 0.01
 BEATEN = 0.1

@@ -15,29 +15,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from classwise.accelerate import give_back
 from classwise.attacks import BallAttack
 from classwise.attacks.losses import margin
+from classwise.core.errors import InputError
+from classwise.core.model_calls import blamed_on_the_model, device_of, dtype_of, exact, frozen, logits_of
+from classwise.core.progress import Progress
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Threat
+from classwise.core.types import Corruption, Effort, MeasuredAttack
 from classwise.data import ImageSet, ordered
-from classwise.engine import give_back
-from classwise.errors import InputError
 from classwise.evaluation.batching import in_batches
 from classwise.evaluation.fast import Cascade
 from classwise.evaluation.gallery import Tried
 from classwise.evaluation.probes import QUERIES, choose, examine
 from classwise.evaluation.sanity import warnings_of
-from classwise.files import digest
-from classwise.forward import blamed_on_the_model, device_of, dtype_of, exact, frozen, logits_of
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
-from classwise.noise import ExampleNoise
-from classwise.progress import Progress
 from classwise.reporting.effort import AttackInfo, ClassEffort, StageInfo
 from classwise.reporting.examples import Broken, BrokenExamples, amplification
 from classwise.reporting.sanity import Probes
-from classwise.rundir import RunDirectory
-from classwise.threat import Threat
-from classwise.types import Corruption, Effort, MeasuredAttack
-from classwise.verdicts import NATURAL, PENDING, Verdicts
+from classwise.storage.files import digest
+from classwise.storage.run_directory import RunDirectory
+from classwise.storage.verdicts import NATURAL, PENDING, Verdicts
 
 SAVE_SECONDS = 5.0
 """How much work an evaluation may lose when it is killed."""

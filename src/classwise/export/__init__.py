@@ -18,9 +18,9 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import nn
 
-from classwise.errors import InputError
+from classwise.config.spec import Spec, build
+from classwise.core.errors import InputError
 from classwise.export.source import architecture_source
-from classwise.files import atomic, write_json, write_text
 from classwise.models import MODELS
 from classwise.models.exported import CONFIG, WEIGHTS, ModelConfig, Normalization, TrainedFor
 from classwise.models.load import load_model, run_directory
@@ -29,8 +29,8 @@ from classwise.objectives import OBJECTIVES
 from classwise.reporting import ClassReport, load_report
 from classwise.reporting.card import model_card
 from classwise.reporting.leaderboard import robustbench
-from classwise.rundir import RunDirectory
-from classwise.spec import Spec, build
+from classwise.storage.files import atomic, write_json, write_text
+from classwise.storage.run_directory import RunDirectory
 
 CARD, CODE, NUMBERS = "README.md", "model.py", "robustbench.json"
 

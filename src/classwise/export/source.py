@@ -7,10 +7,10 @@ import importlib
 import inspect
 
 import classwise
+from classwise.config.spec import Spec, convert
 from classwise.models import MODELS, hypersphere, normalize
 from classwise.models.exported import ModelConfig
 from classwise.models.settings import __name__ as settings_name
-from classwise.spec import Spec, convert
 
 HEADER = '''\
 """{name}, as classwise {version} builds it (MIT license). Needs torch and safetensors."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 
 def class_variance(accuracies: ArrayLike) -> float | None:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.modules import module as registration
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 TIMES, MORE = 2, 10_000_000
 """A model may hold so many times the numbers of its weights files, because weights that are tied are stored once, and

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from classwise.errors import InputError
-from classwise.files import read_json
+from classwise.config.spec import first_line
+from classwise.core.errors import InputError
 from classwise.models.settings import Count
-from classwise.spec import first_line
+from classwise.storage.files import read_json
 
 SCHEMA = "classwise/model/1"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from classwise.errors import InputError, one_line
+from classwise.core.errors import InputError, one_line
 
 
 def optional(module: str, extra: str) -> Any:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.errors import InputError
-from classwise.forward import device_of, dtype_of, frozen, logits_of
+from classwise.core.errors import InputError
+from classwise.core.model_calls import device_of, dtype_of, frozen, logits_of
 
 _ROUNDING = 1e-4
 """How far logits may be from the expected ones, relative to their size."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from classwise.errors import InputError, one_line
+from classwise.core.errors import InputError, one_line
 from classwise.models.bounds import check_numbers, no_larger_than_its_weights
 from classwise.models.exported import CONFIG, SCHEMA, read_config
 from classwise.models.extras import optional

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 Head = Literal["linear", "hypersphere"]
 """What the last layer makes of the features."""

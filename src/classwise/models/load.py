@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from classwise.errors import InputError, one_line, unknown
-from classwise.files import read_json
+from classwise.config.plugins import call_attribute, is_attribute_spec
+from classwise.config.spec import Spec, convert
+from classwise.core.errors import InputError, one_line, unknown
 from classwise.models import MODELS
 from classwise.models.bounds import no_larger_than_its_weights
 from classwise.models.exported import WEIGHTS, exported, read_config
@@ -21,8 +22,7 @@ from classwise.models.onnx import OnnxModel
 from classwise.models.scripted import load_script
 from classwise.models.weights import SUFFIXES, load_weights, with_weights
 from classwise.models.zoos import build_zoo, is_zoo, published_weights
-from classwise.plugins import call_attribute, is_attribute_spec
-from classwise.spec import Spec, convert
+from classwise.storage.files import read_json
 
 WHOLE = ("hf", "onnx", "torchscript")
 """Prefixes of models that come with their weights."""

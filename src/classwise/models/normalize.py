@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from classwise.errors import InputError, unknown
+from classwise.core.errors import InputError, unknown
 from classwise.models.settings import Normalization
 
 NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from classwise.errors import InputError, one_line
-from classwise.files import digest
+from classwise.core.errors import InputError, one_line
 from classwise.models.extras import optional
+from classwise.storage.files import digest
 
 LARGEST = 2**31
 """Bytes; a protocol buffer cannot hold more."""

@@ -10,7 +10,7 @@ import pickletools
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 MOST = 10_000_000
 """Values that one value of a pickle may stand for; a state dict with its optimizer has some ten thousands."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.errors import InputError
-from classwise.forward import logits_of
+from classwise.core.errors import InputError
+from classwise.core.model_calls import logits_of
 from classwise.models.normalize import Normalize
 
 MODES = {"nearest": "nearest-exact", "bilinear": "bilinear", "bicubic": "bicubic"}

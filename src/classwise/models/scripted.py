@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from classwise.errors import InputError, one_line
+from classwise.core.errors import InputError, one_line
 
 
 class Scripted(nn.Module):

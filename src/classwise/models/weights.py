@@ -22,10 +22,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from classwise.errors import InputError, one_line
-from classwise.files import digest
+from classwise.core.errors import InputError, one_line
 from classwise.models.normalize import NORMALIZATIONS, Normalize, normalized
 from classwise.models.pickles import check_unfolding
+from classwise.storage.files import digest
 
 WRAPPERS = (
     "state_dict",

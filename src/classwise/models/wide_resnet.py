@@ -22,7 +22,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.models.normalize import with_normalization
 from classwise.models.settings import Count, Normalization, Probability
 

@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 from torch import nn
 
-from classwise.errors import InputError, one_line, unknown
+from classwise.config.spec import Spec, convert
+from classwise.core.errors import InputError, one_line, unknown
 from classwise.models.exported import WEIGHTS
 from classwise.models.extras import optional
 from classwise.models.hub import fetch
 from classwise.models.normalize import NORMALIZATIONS
 from classwise.models.preprocess import Prepared, Resize
 from classwise.models.settings import Count, Normalization
-from classwise.spec import Spec, convert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

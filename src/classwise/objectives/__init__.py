@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from classwise.core.types import Objective
 from classwise.objectives.bat import BAT
 from classwise.objectives.free import Free
 from classwise.objectives.hypersphere import HypersphereEmbedding
@@ -13,7 +14,6 @@ from classwise.objectives.rslad import RSLAD
 from classwise.objectives.similarity import Similarity
 from classwise.objectives.standard import Standard
 from classwise.objectives.trades import Trades
-from classwise.types import Objective
 
 OBJECTIVES: Mapping[str, type[Objective]] = {
     "standard": Standard,

@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from classwise.attacks import PGD
 from classwise.attacks.losses import divergence, make_loss
 from classwise.attacks.problem import Problem
-from classwise.errors import InputError
-from classwise.forward import both, frozen, logits_of
-from classwise.noise import Randomness
-from classwise.spec import Number
-from classwise.types import ClassControls, LossTerms, Objective
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.model_calls import both, frozen, logits_of
+from classwise.core.streams import Randomness
+from classwise.core.types import ClassControls, LossTerms, Objective
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from classwise.attacks import PGD
-from classwise.errors import InputError, unknown
+from classwise.config.spec import Number
+from classwise.core.errors import InputError, unknown
+from classwise.core.types import Objective
 from classwise.objectives.label_smoothing import Smoothed
 from classwise.objectives.madry import Madry
 from classwise.objectives.standard import Standard
 from classwise.objectives.trades import Trades
-from classwise.spec import Number
-from classwise.types import Objective
 
 BASES: Mapping[str, type[Smoothed]] = {"standard": Standard, "madry": Madry, "trades": Trades}
 

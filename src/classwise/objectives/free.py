@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from classwise.attacks import PGD
-from classwise.errors import InputError
-from classwise.noise import Randomness, noise_of
+from classwise.core.errors import InputError
+from classwise.core.streams import Randomness, noise_of
+from classwise.core.types import ClassControls, LossTerms
 from classwise.objectives.madry import Madry
-from classwise.types import ClassControls, LossTerms
 
 
 @dataclass(frozen=True, kw_only=True)

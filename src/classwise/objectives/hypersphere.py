@@ -33,10 +33,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from classwise.errors import InputError
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.types import LossTerms
 from classwise.objectives.composed import Composed
-from classwise.spec import Number
-from classwise.types import LossTerms
 
 FIRST_SCALE = 1.0
 FIRST_PROBABILITY = 0.2

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from classwise.errors import InputError
-from classwise.spec import Number
-from classwise.types import Objective
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.types import Objective
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from classwise.attacks import PGD
-from classwise.forward import logits_of
+from classwise.core.model_calls import logits_of
+from classwise.core.types import LossTerms
 from classwise.objectives.label_smoothing import Smoothed
-from classwise.types import LossTerms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from classwise.attacks import PGD
 from classwise.attacks.losses import divergence
 from classwise.attacks.pgd import climb
-from classwise.errors import InputError
-from classwise.forward import both, frozen, logits_of
-from classwise.noise import Randomness
-from classwise.spec import Number
-from classwise.types import ClassControls, LossTerms, Objective
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.model_calls import both, frozen, logits_of
+from classwise.core.streams import Randomness
+from classwise.core.types import ClassControls, LossTerms, Objective
 
 
 @dataclass(frozen=True, kw_only=True)

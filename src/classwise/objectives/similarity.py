@@ -19,10 +19,10 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from classwise.errors import InputError
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.types import LossTerms
 from classwise.objectives.composed import Composed
-from classwise.spec import Number
-from classwise.types import LossTerms
 
 
 @dataclass(frozen=True, kw_only=True)

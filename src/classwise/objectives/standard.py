@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from classwise.forward import logits_of
+from classwise.core.model_calls import logits_of
+from classwise.core.types import LossTerms
 from classwise.objectives.label_smoothing import Smoothed
-from classwise.types import LossTerms
 
 
 @dataclass(frozen=True, kw_only=True)

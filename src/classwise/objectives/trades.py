@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from classwise.attacks import PGD
 from classwise.attacks.losses import divergence
-from classwise.errors import InputError
-from classwise.forward import both
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.model_calls import both
+from classwise.core.types import LossTerms
 from classwise.objectives.label_smoothing import Smoothed
-from classwise.spec import Number
-from classwise.types import LossTerms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from classwise.core.types import Policy
 from classwise.policies.absld import ABSLD
 from classwise.policies.beta_vector import BetaVector
 from classwise.policies.cfa import CFA
@@ -18,7 +19,6 @@ from classwise.policies.frl import FRLRemargin, FRLReweight
 from classwise.policies.targeted import Targeted
 from classwise.policies.uniform import Uniform
 from classwise.policies.wat import WAT
-from classwise.types import Policy
 
 POLICIES: Mapping[str, type[Policy]] = {
     "uniform": Uniform,

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from classwise.errors import InputError
-from classwise.types import Task
+from classwise.core.errors import InputError
+from classwise.core.types import Task
 
 
 def by_class(what: str, given: Sequence[float] | Mapping[str, float], task: Task, default: float) -> list[float]:

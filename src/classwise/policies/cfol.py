@@ -24,9 +24,9 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from classwise.errors import InputError, unknown
-from classwise.spec import Number
-from classwise.types import ClassControls, ClassStats, Policy, Task
+from classwise.config.spec import Number
+from classwise.core.errors import InputError, unknown
+from classwise.core.types import ClassControls, ClassStats, Policy, Task
 
 Mode = Literal["sampling", "reweighting"]
 """Whether classes are drawn by the adversary's distribution, or weighted by it."""

@@ -27,9 +27,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from classwise.errors import InputError
-from classwise.spec import Number
-from classwise.types import ClassControls, ClassStats, Policy
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.types import ClassControls, ClassStats, Policy
 
 
 @dataclass(kw_only=True)

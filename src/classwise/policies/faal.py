@@ -32,9 +32,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from classwise.errors import InputError
-from classwise.spec import Number
-from classwise.types import ClassControls, LossTerms, Policy
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.types import ClassControls, LossTerms, Policy
 
 SECTIONS, ROUNDS = 64, 10
 """Each round keeps one of the sections: together 2^60, beyond the precision of float64."""

@@ -16,10 +16,10 @@ from typing import ClassVar
 
 import torch
 
-from classwise.errors import InputError
+from classwise.config.spec import Number, Numbers
+from classwise.core.errors import InputError
+from classwise.core.types import ClassControls, Policy, Task
 from classwise.policies.by_class import by_class
-from classwise.spec import Number, Numbers
-from classwise.types import ClassControls, Policy, Task
 
 
 @dataclass(kw_only=True)

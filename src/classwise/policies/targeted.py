@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from classwise.types import ClassControls, ClassStats, Policy, Task
+from classwise.core.types import ClassControls, ClassStats, Policy, Task
 
 
 @dataclass(kw_only=True)

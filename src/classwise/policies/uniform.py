@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from classwise.types import Policy
+from classwise.core.types import Policy
 
 
 @dataclass(kw_only=True)

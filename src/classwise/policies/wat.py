@@ -23,9 +23,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from classwise.errors import InputError
-from classwise.spec import Number
-from classwise.types import ClassControls, ClassStats, Policy, Task
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.types import ClassControls, ClassStats, Policy, Task
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from classwise.errors import InputError, unknown
+from classwise.core.errors import InputError, unknown
 from classwise.metrics.counts import Ints
 from classwise.repairs.accuracy import ClassAccuracy, Matrix, Vector, tenth_of
 from classwise.repairs.frontier import WEIGHTS, Objective, best, frontier

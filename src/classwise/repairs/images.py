@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from classwise.core.errors import InputError
+from classwise.core.progress import SILENT, Progress
 from classwise.data import ImageSet, balanced_subset, load_data
-from classwise.errors import InputError
-from classwise.files import digest
 from classwise.metrics.counts import Ints
-from classwise.progress import SILENT, Progress
-from classwise.rundir import RunDirectory
+from classwise.storage.files import digest
+from classwise.storage.run_directory import RunDirectory
 
 TEST = "test"
 MOST_SHARED = 0.01

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from classwise.config.plugins import absolute
+from classwise.core.errors import InputError
+from classwise.core.progress import SILENT, Progress
+from classwise.core.threat import Threat
 from classwise.data import ImageSet
-from classwise.errors import InputError
 from classwise.evaluation.evaluate import Question
-from classwise.files import digest, digest_json
 from classwise.models.heads import Biased
 from classwise.models.normalize import Normalized
 from classwise.models.weights import digest_model
-from classwise.plugins import absolute
-from classwise.progress import SILENT, Progress
 from classwise.repairs.fit import Point
 from classwise.repairs.images import FittingImages
 from classwise.repairs.methods.base import Case, Method, Repaired, settings_text
@@ -29,9 +29,9 @@ from classwise.repairs.verdict import compared, judged
 from classwise.reporting import ClassReport
 from classwise.reporting.repair import Accuracies, FittedOn, FrontierPoint, RepairReport
 from classwise.reporting.report import Result, ThreatInfo
-from classwise.rundir import RunDirectory, versions
+from classwise.storage.files import digest, digest_json
 from classwise.storage.margins import Margins
-from classwise.threat import Threat
+from classwise.storage.run_directory import RunDirectory, versions
 from classwise.training.checkpoint import save_weights
 
 

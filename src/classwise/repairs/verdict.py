@@ -12,22 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from classwise.core.errors import InputError
+from classwise.core.model_calls import device_of
+from classwise.core.progress import Progress
 from classwise.data import ImageSet, ordered
-from classwise.errors import InputError
 from classwise.evaluation.batching import in_batches
 from classwise.evaluation.evaluate import Question, fitting_batch, run_evaluation
 from classwise.evaluation.work import answers
-from classwise.forward import device_of
 from classwise.metrics import confusion_matrix
 from classwise.metrics.calibration import expected_calibration_error
 from classwise.metrics.counts import Ints
-from classwise.progress import Progress
 from classwise.reporting import ClassReport, compare
 from classwise.reporting.comparison import Row
 from classwise.reporting.estimates import ClassEstimate, Estimate
 from classwise.reporting.repair import ClassOutcome, OnTest
-from classwise.rundir import RunDirectory
-from classwise.verdicts import NATURAL, Verdicts
+from classwise.storage.run_directory import RunDirectory
+from classwise.storage.verdicts import NATURAL, Verdicts
 
 MOST_LISTED = 50
 """Classes up to which the change in errors is reported for every pair."""

@@ -16,7 +16,7 @@ from classwise.reporting.report import ClassReport
 from classwise.reporting.story import sentence
 from classwise.reporting.text import markdown_escaped as escaped
 from classwise.reporting.text import number, plain
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 SNIPPET = """\
 from model import load  # model.py of this directory: the architecture in plain PyTorch

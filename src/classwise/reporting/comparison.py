@@ -11,8 +11,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from pydantic import Field
 
-from classwise.errors import InputError, unknown
-from classwise.files import write_text
+from classwise.core.errors import InputError, unknown
 from classwise.metrics import mcnemar, paired_changes, rho
 from classwise.metrics.counts import Ints
 from classwise.reporting.estimates import ClassEstimate, Estimate
@@ -25,7 +24,8 @@ from classwise.reporting.report import (
     Worst,
     load_report,
 )
-from classwise.verdicts import NATURAL, WORST_CASE
+from classwise.storage.files import write_text
+from classwise.storage.verdicts import NATURAL, WORST_CASE
 
 
 class Change(Part):

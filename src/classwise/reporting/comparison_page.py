@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from classwise.errors import unknown
+from classwise.core.errors import unknown
 from classwise.reporting import charts
 from classwise.reporting.comparison import ClassChange, Comparison, Row
 from classwise.reporting.rendering import marked, relative, render

@@ -11,7 +11,7 @@ import numpy as np
 
 from classwise.reporting.estimates import ClassEstimate, Estimate, estimate
 from classwise.reporting.part import Part
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 
 class CorruptionInfo(Part):

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import computed_field
 
-from classwise.errors import InputError, unknown
+from classwise.core.errors import InputError, unknown
 from classwise.metrics.counts import Ints
 from classwise.metrics.intervals import gap_interval, variance_interval
 from classwise.reporting.comparison import Comparison

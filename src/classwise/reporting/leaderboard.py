@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from classwise.errors import InputError
-from classwise.files import digest_json
+from classwise.core.errors import InputError
 from classwise.metrics import rho
 from classwise.reporting.part import Part
 from classwise.reporting.report import ClassReport, Result, load_report
-from classwise.verdicts import NATURAL, WORST_CASE
+from classwise.storage.files import digest_json
+from classwise.storage.verdicts import NATURAL, WORST_CASE
 
 BASELINE = "trades"
 UNKNOWN = "–"

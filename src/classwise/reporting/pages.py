@@ -14,7 +14,7 @@ from classwise.reporting.leaderboard import Leaderboard
 from classwise.reporting.rendering import relative, render
 from classwise.reporting.report_page import report_fragment, report_page
 from classwise.reporting.tables import Table
-from classwise.verdicts import WORST_CASE
+from classwise.storage.verdicts import WORST_CASE
 
 __all__ = ["answers_page", "comparison_fragment", "comparison_page", "report_fragment", "report_page", "site_page"]
 

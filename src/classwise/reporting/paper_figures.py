@@ -15,14 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from classwise.errors import InputError
-from classwise.files import atomic
+from classwise.core.errors import InputError
 from classwise.reporting import charts
 from classwise.reporting.comparison import Comparison, Row
 from classwise.reporting.estimates import ClassEstimate
 from classwise.reporting.report import ClassReport
 from classwise.reporting.text import plain
-from classwise.verdicts import NATURAL
+from classwise.storage.files import atomic
+from classwise.storage.verdicts import NATURAL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

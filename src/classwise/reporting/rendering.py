@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting import charts, story
 from classwise.reporting.report import Worst
-from classwise.verdicts import NATURAL, WORST_CASE
+from classwise.storage.verdicts import NATURAL, WORST_CASE
 
 MOST_MARKED = 3
 """Classes with the lowest value that are marked."""

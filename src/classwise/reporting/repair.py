@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from classwise.errors import InputError
-from classwise.files import read_json, write_json, write_text
+from classwise.core.errors import InputError
 from classwise.reporting.estimates import ClassEstimate, Estimate, share
 from classwise.reporting.figures import READABLE, Figure, Series, bars, heatmap, points
 from classwise.reporting.part import Part
 from classwise.reporting.report import Corrected, Result, ThreatInfo
 from classwise.reporting.tables import Table
-from classwise.verdicts import NATURAL
+from classwise.storage.files import read_json, write_json, write_text
+from classwise.storage.verdicts import NATURAL
 
 SIGNIFICANT = 0.05
 MOST_LISTED = 20

@@ -15,8 +15,7 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 from pydantic import Field, PrivateAttr, ValidationError
 
-from classwise.errors import InputError, unknown
-from classwise.files import read_json, write_json
+from classwise.core.errors import InputError, unknown
 from classwise.metrics import (
     class_variance,
     confusion_matrix,
@@ -32,7 +31,8 @@ from classwise.reporting.estimates import ClassEstimate, Estimate, estimate, per
 from classwise.reporting.examples import BrokenExamples
 from classwise.reporting.part import Part
 from classwise.reporting.sanity import Sanity
-from classwise.verdicts import NATURAL, WORST_CASE, Verdicts
+from classwise.storage.files import read_json, write_json
+from classwise.storage.verdicts import NATURAL, WORST_CASE, Verdicts
 
 
 class Corrected(Part):
@@ -248,8 +248,8 @@ class ClassReport(Part):
 
     def to_html(self, path: str | Path) -> None:
         """Write the page: one file that needs nothing else."""
-        from classwise.files import write_text
         from classwise.reporting.pages import report_page
+        from classwise.storage.files import write_text
 
         write_text(Path(path), report_page(self))
 

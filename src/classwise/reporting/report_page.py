@@ -16,7 +16,7 @@ from classwise.reporting import charts, figures, story, trust
 from classwise.reporting.estimates import ClassEstimate, Estimate
 from classwise.reporting.rendering import marked, render
 from classwise.reporting.report import ClassReport, Result
-from classwise.verdicts import NATURAL, WORST_CASE
+from classwise.storage.verdicts import NATURAL, WORST_CASE
 
 MOST_CONFUSED = 5
 MANY_CONFUSED = 20

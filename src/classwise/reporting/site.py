@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from classwise.files import write_json, write_text
-from classwise.progress import SILENT, Progress
+from classwise.core.progress import SILENT, Progress
 from classwise.reporting.leaderboard import BASELINE, Leaderboard, leaderboard, load_all, robustbench
 from classwise.reporting.pages import report_page, site_page
+from classwise.storage.files import write_json, write_text
 
 
 def write_site(

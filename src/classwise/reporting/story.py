@@ -9,7 +9,7 @@ from classwise.reporting import charts
 from classwise.reporting.comparison import Comparison, Row
 from classwise.reporting.effort import AuditInfo
 from classwise.reporting.report import ClassReport, Worst
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 LEVEL = 0.05
 """A change is called real where its (corrected) p-value lies below."""

@@ -22,12 +22,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from classwise.errors import InputError, unknown
-from classwise.files import atomic, write_text
+from classwise.core.errors import InputError, unknown
 from classwise.reporting import story
 from classwise.reporting.comparison import Comparison, Row
 from classwise.reporting.estimates import Estimate
 from classwise.reporting.report import ClassReport, DatasetInfo, Result, ThreatInfo
+from classwise.storage.files import atomic, write_text
 
 Subject = ClassReport | Comparison
 

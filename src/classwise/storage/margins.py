@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from classwise.errors import InputError, one_line
-from classwise.files import atomic
+from classwise.core.errors import InputError, one_line
 from classwise.metrics.counts import Ints
+from classwise.storage.files import atomic
 
 SCHEMA = "classwise/margins/1"
 Matrix = NDArray[np.float32]

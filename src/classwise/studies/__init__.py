@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from classwise.errors import InputError, unknown
-from classwise.spec import first_line
+from classwise.config.spec import first_line
+from classwise.core.errors import InputError, unknown
 
 
 class Evaluation(BaseModel):

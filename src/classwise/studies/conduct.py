@@ -13,13 +13,13 @@ from classwise.analysis import QUESTIONS, Answer, Subject, ask
 from classwise.analysis.runs import each_done
 from classwise.analysis.save import write
 from classwise.api import evaluate, train
-from classwise.errors import InputError, unknown
-from classwise.files import write_text
-from classwise.progress import SILENT, Progress
-from classwise.recipes import Recipe, load_recipe
+from classwise.config.recipes import Recipe, load_recipe
+from classwise.core.errors import InputError, unknown
+from classwise.core.progress import SILENT, Progress
 from classwise.reporting.pages import answers_page
+from classwise.storage.files import write_text
 from classwise.studies import Evaluation, Study
-from classwise.workers import check_workers
+from classwise.training.workers import check_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from classwise.progress import Epoch, Progress
-from classwise.rundir import RunDirectory
+from classwise.core.progress import Epoch, Progress
+from classwise.storage.run_directory import RunDirectory
 from classwise.training.history import read_history
 from classwise.training.loggers import Logger, Loggers
 from classwise.training.loop import Job, Outcome, Plan, announce, fit
-from classwise.workers import Tell, done_by
+from classwise.training.workers import Tell, done_by
 
 Place = tuple[int, Callable[[], Plan], RunDirectory, bool]
 """A training that can be sent to a process: its number, how its plan is made, its directory, whether it goes on."""

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from classwise.errors import InputError
-from classwise.spec import Number
-from classwise.types import ClassStats
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.types import ClassStats
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from classwise.errors import InputError, one_line
-from classwise.files import atomic
+from classwise.core.errors import InputError, one_line
+from classwise.storage.files import atomic
 
 SCHEMA = "classwise/checkpoint/1"
 

@@ -21,14 +21,14 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from classwise.engine import Twin, recorded, twin_of
-from classwise.errors import one_line
-from classwise.forward import logits_of
-from classwise.fusing import fusing
-from classwise.noise import Randomness
+from classwise.accelerate import Twin, recorded, twin_of
+from classwise.core.errors import one_line
+from classwise.core.fusing import fusing
+from classwise.core.model_calls import logits_of
+from classwise.core.streams import Randomness
+from classwise.core.types import ClassControls, ClassStats
 from classwise.training.engine import Engine, Precision
 from classwise.training.views import lowered, paired
-from classwise.types import ClassControls, ClassStats
 
 P = ParamSpec("P")
 T = TypeVar("T")

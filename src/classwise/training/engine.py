@@ -13,13 +13,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from classwise.errors import InputError
-from classwise.noise import Randomness
+from classwise.core.errors import InputError
+from classwise.core.streams import Randomness
+from classwise.core.types import ClassControls, ClassStats, LossTerms, Objective, Policy, reduce
 from classwise.training.averaging import Average
 from classwise.training.team import ALONE, Team
 from classwise.training.views import lowered, shared
 from classwise.training.weight_perturbation import WeightPerturbation
-from classwise.types import ClassControls, ClassStats, LossTerms, Objective, Policy, reduce
 
 Precision = Literal["fp32", "bf16"]
 """Of convolutions and products; images, weights, the last layer, losses and projections are float32 in any case."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from classwise.errors import InputError
-from classwise.spec import Number
-from classwise.types import ClassStats
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.types import ClassStats
 
 STRONGEST = 16
 """Times the recipe's steps: a model that still collapses does so for another reason."""

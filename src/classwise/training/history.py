@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from classwise.files import write_text
-from classwise.types import ClassControls, ClassStats
+from classwise.core.types import ClassControls, ClassStats
+from classwise.storage.files import write_text
 
 Record = dict[str, Any]
 

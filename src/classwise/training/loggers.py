@@ -17,9 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from classwise.errors import InputError, one_line, unknown
-from classwise.files import read_json, write_json
-from classwise.progress import Epoch
+from classwise.core.errors import InputError, one_line, unknown
+from classwise.core.progress import Epoch
+from classwise.storage.files import read_json, write_json
 
 
 class Logger(Protocol):

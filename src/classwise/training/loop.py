@@ -20,15 +20,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from classwise.accelerate.threads import fitting_threads
+from classwise.core.errors import Diverged, InputError, one_line
+from classwise.core.model_calls import frozen, logits_of
+from classwise.core.progress import Epoch, Progress
+from classwise.core.streams import ExampleNoise, PartNoise, Randomness
+from classwise.core.types import Attack, ClassControls, ClassStats, Objective, Policy, Task
 from classwise.data import Batches, ImageSet, MixedBatches, ordered, share_of
-from classwise.errors import Diverged, InputError, one_line
-from classwise.files import write_json
-from classwise.forward import frozen, logits_of
 from classwise.metrics.counts import Ints
-from classwise.noise import ExampleNoise, PartNoise, Randomness
-from classwise.progress import Epoch, Progress
-from classwise.rundir import RunDirectory
-from classwise.threads import fitting_threads
+from classwise.storage.files import write_json
+from classwise.storage.run_directory import RunDirectory
 from classwise.training.averaging import FAWA, Average, FAWASettings, WeightAverage
 from classwise.training.checkpoint import load_state, save_state, save_weights
 from classwise.training.compiled import CompiledEngine
@@ -42,7 +43,6 @@ from classwise.training.schedules import Schedule
 from classwise.training.selection import Rule, score
 from classwise.training.team import ALONE, Team
 from classwise.training.weight_perturbation import WeightPerturbation
-from classwise.types import Attack, ClassControls, ClassStats, Objective, Policy, Task
 
 CHECK_EVERY = 50
 """Steps between looks at the loss; each look waits for the device."""

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from classwise.errors import InputError
-from classwise.spec import Number
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
 
 
 class OptimizerSettings(Protocol):

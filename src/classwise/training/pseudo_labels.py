@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from classwise.core.model_calls import device_of, exact, frozen, logits_of
+from classwise.core.progress import SILENT, Progress
 from classwise.data import ImageSet, ordered
-from classwise.forward import device_of, exact, frozen, logits_of
-from classwise.progress import SILENT, Progress
 
 BATCH = 500
 

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from classwise.errors import InputError
-from classwise.spec import Number, Numbers
+from classwise.config.spec import Number, Numbers
+from classwise.core.errors import InputError
 
 
 class Schedule(Protocol):

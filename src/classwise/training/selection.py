@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from classwise.types import ClassStats
+from classwise.core.types import ClassStats
 
 Rule = Literal["robust+worst", "robust", "worst", "worst-loss", "natural", "last"]
 """robust+worst: average plus worst-class robust accuracy; robust, worst: either alone; worst-loss: the smallest

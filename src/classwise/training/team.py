@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from classwise.errors import InputError
-from classwise.types import ClassStats, LossTerms
+from classwise.core.errors import InputError
+from classwise.core.types import ClassStats, LossTerms
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.engine import ThinConv, fits, halves, thins, widened
-from classwise.forward import logits_of
+from classwise.accelerate import ThinConv, fits, halves, thins, widened
+from classwise.core.model_calls import logits_of
 from classwise.training.team import Team, sum_of_all
 
 

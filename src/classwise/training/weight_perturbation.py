@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from classwise.errors import InputError
-from classwise.spec import Number
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
 from classwise.training.team import ALONE, Team
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import classwise as cw
 from classwise.reporting.report import DatasetInfo, ThreatInfo
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 MakeRun = Callable[..., Path]
 

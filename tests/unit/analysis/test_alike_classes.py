@@ -20,7 +20,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from classwise.analysis import Subject, similarity
 from classwise.analysis.look import look, look_attacked
 from classwise.analysis.similarity import cosines, mantel, symmetrised
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 UPPER = np.triu_indices(10, 1)
 

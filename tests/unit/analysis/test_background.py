@@ -14,8 +14,8 @@ import classwise as cw
 from classwise.analysis import background
 from classwise.analysis.background import assignments
 from classwise.analysis.foreground import foregrounds
+from classwise.core.errors import InputError
 from classwise.data.derived import on_colours
-from classwise.errors import InputError
 
 
 def test_ink_is_white_on_the_colour_of_the_ground() -> None:

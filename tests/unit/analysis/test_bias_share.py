@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from classwise.analysis import Subject, ask, bias_share
-from classwise.errors import InputError
+from classwise.core.errors import InputError
+from classwise.core.threat import Threat
 from classwise.evaluation.margins import MarginSettings, find_margins
 from classwise.metrics import class_variance, max_class_difference
-from classwise.rundir import RunDirectory
 from classwise.storage.margins import SCHEMA, Margins
-from classwise.threat import Threat
+from classwise.storage.run_directory import RunDirectory
 
 INFO = {"schema": SCHEMA, "digest": "planted", "norm": "Linf", "eps": "0.1", "targets": 4, "steps": [20, 60]}
 UNEVEN = np.array([0.9, 0.3, 0.0, -0.4, -0.8])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import classwise as cw
 from classwise.analysis import bound
 from classwise.analysis.bound import linear_bound, no_regret, robust_margins
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 
 def test_theorem_1_by_hand() -> None:

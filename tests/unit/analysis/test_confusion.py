@@ -17,7 +17,7 @@ from sklearn.metrics import confusion_matrix as sklearn_confusion
 
 from classwise.analysis import confusion
 from classwise.analysis.confusion import symmetry
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 COUNTS = [[6, 3, 1, 0], [1, 8, 1, 0], [0, 1, 5, 4], [0, 0, 2, 8]]
 GROUPS = {"first": [0, 1], "second": [2, 3]}

@@ -14,11 +14,11 @@ from scipy.stats import pearsonr, spearmanr
 
 import classwise as cw
 from classwise.analysis import corruptions
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.metrics import wilson
 from classwise.reporting.corruptions import CorruptionInfo
 from classwise.reporting.report import DatasetInfo, ThreatInfo
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 KINDS = {"gaussian": "noise", "shot": "noise", "snow": "weather"}
 

@@ -17,7 +17,7 @@ from torch import nn
 from classwise.analysis import Subject, embedding
 from classwise.analysis.embedding import silhouettes
 from classwise.analysis.look import look, look_attacked
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 
 @pytest.fixture(scope="module")

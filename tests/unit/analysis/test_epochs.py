@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from classwise.analysis import epochs
 from classwise.analysis.epochs import curve_of
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 Shares = Sequence[Sequence[float | None]]
 BY_HAND = [[10.0, 50.0, 30.0], [30.0, 20.0, 40.0], [30.0, 60.0, 30.0], [50.0, 70.0, 30.0]]

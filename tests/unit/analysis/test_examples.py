@@ -17,7 +17,7 @@ from planted import Linear, planted, thousand
 
 from classwise.analysis import Subject, examples
 from classwise.analysis.look import look, look_attacked
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting.figures import Card, Picture, gallery, png
 from classwise.reporting.pages import answers_page
 

@@ -14,8 +14,8 @@ from torch import nn
 import classwise as cw
 from classwise.analysis import Subject, features
 from classwise.analysis.features import descend, non_robust_images
+from classwise.core.errors import InputError
 from classwise.data import load_data
-from classwise.errors import InputError
 
 
 def test_the_descent_finds_the_features_and_leaves_the_rest_alone() -> None:

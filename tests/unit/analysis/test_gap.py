@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from classwise.analysis import gap
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 DATA = Path(__file__).parents[2] / "data"
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from classwise.analysis import groups
 from classwise.analysis.groups import affinity_of, eigengap, spectral_groups
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 PLANTED = [(6, [3, 3]), (9, [3, 3, 3]), (12, [4, 8]), (12, [3, 3, 3, 3]), (20, [4, 5, 5, 6]), (30, [5] * 6)]
 

@@ -12,8 +12,8 @@ import pytest
 import classwise as cw
 from classwise.analysis import homing
 from classwise.analysis.homing import matrix_of
-from classwise.errors import InputError
-from classwise.verdicts import Verdicts
+from classwise.core.errors import InputError
+from classwise.storage.verdicts import Verdicts
 
 PLANTED = '''
 import numpy as np

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from classwise.analysis.look import attack_of, linear_head, look, look_attacked
 from classwise.analysis.subject import Subject
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.models import MODELS
 from classwise.models.heads import head_of
 from classwise.models.normalize import normalized

@@ -16,7 +16,7 @@ from scipy.stats import bootstrap
 
 from classwise.analysis import Subject, margins
 from classwise.analysis.margins import _area, bisected, withstanding
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 
 def linear_run(folder: Path, k: int, norm: str = "Linf", wrong: int = 3) -> tuple[Subject, np.ndarray]:

@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 
 from classwise.analysis import Subject, radar
 from classwise.analysis.several import in_view, names_apart
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.metrics import paired_changes
 from classwise.reporting import load_report
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from classwise.analysis import intervals
 from classwise.analysis.intervals import NAMES, spread_of
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting.estimates import Estimate, estimate
 
 

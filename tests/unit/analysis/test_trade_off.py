@@ -9,8 +9,8 @@ import pytest
 
 import classwise as cw
 from classwise.analysis import trade_off
-from classwise.errors import InputError
-from classwise.recipes import load_recipe
+from classwise.config.recipes import load_recipe
+from classwise.core.errors import InputError
 
 EVEN = [[7, 3], [3, 7]]
 GREEDY = [[10, 0], [5, 5]]

@@ -17,11 +17,11 @@ from scipy.stats import norm, spearmanr
 
 import classwise as cw
 from classwise.analysis import universality
-from classwise.errors import InputError
-from classwise.recipes import load_recipe
+from classwise.config.recipes import load_recipe
+from classwise.core.errors import InputError
 from classwise.reporting.pages import answers_page
 from classwise.reporting.report import DatasetInfo, ThreatInfo
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 Make = Callable[..., Path]
 N = 20

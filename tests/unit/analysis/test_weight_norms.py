@@ -14,7 +14,7 @@ from scipy.stats import pearsonr, spearmanr
 from torch import nn
 
 from classwise.analysis import Subject, weight_norms
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.models import MODELS
 from classwise.models.normalize import normalized
 

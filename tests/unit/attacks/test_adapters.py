@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from classwise.attacks import FGSM, PGD
 from classwise.attacks.adapters import ForeignAttack, as_attack
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise
-from classwise.threat import Threat
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Threat
 
 THREAT = Threat.parse("8/255")
 EPS = THREAT.eps

@@ -13,8 +13,8 @@ from test_attacks import TABLE, Net, batch
 from torch import Tensor, nn
 
 from classwise.attacks import BallAttack
-from classwise.noise import ExampleNoise
-from classwise.threat import Threat
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Threat
 
 EPS = 0.1
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from classwise.attacks import APGD, ATTACKS
 from classwise.attacks.apgd import LOOK, checkpoints, random_start
 from classwise.attacks.losses import log_odds, make_loss, margin
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise
-from classwise.spec import build
-from classwise.threat import Threat
+from classwise.config.spec import build
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Threat
 
 
 class Linear(nn.Module):

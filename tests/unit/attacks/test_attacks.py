@@ -34,10 +34,10 @@ from classwise.attacks import (
     Transfer,
 )
 from classwise.attacks.losses import divergence, dlr, log_odds, margin
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise
-from classwise.spec import build
-from classwise.threat import Threat
+from classwise.config.spec import build
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Threat
 
 TABLE = [
     APGD(steps=7),

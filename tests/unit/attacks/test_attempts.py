@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from classwise.attacks import APGD, FAB, PGD, CosinePGD, aimed
 from classwise.attacks.losses import margin
 from classwise.attacks.problem import Problem
-from classwise.noise import ExampleNoise
+from classwise.core.streams import ExampleNoise
 
 EPS = 0.03
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from classwise.attacks import APGD, ATTACKS, FAB, AutoAttack, Square
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise
-from classwise.spec import build
-from classwise.threat import Threat
+from classwise.config.spec import build
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Threat
 
 BALL: dict[str, Any] = {"eps": "8/255", "norm": "L2"}
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from classwise.attacks import ATTACKS, CWL2, CWPGD, PGD, BallAttack, CWLinf
 from classwise.attacks.carlini_wagner import CarliniWagner
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise
-from classwise.spec import build
-from classwise.threat import Threat
+from classwise.config.spec import build
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Threat
 
 # On a linear model so many steps are enough.
 LINF = CWLinf(search_steps=5, steps=100, tau_decrease=0.97)

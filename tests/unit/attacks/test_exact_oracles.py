@@ -27,8 +27,8 @@ from scipy.optimize import linprog, nnls
 from torch import Tensor, nn
 
 from classwise.attacks import APGD, FAB
-from classwise.noise import ExampleNoise
-from classwise.threat import Norm
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Norm
 
 Array = np.ndarray
 NORMS: tuple[Norm, ...] = ("Linf", "L2")

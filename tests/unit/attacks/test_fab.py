@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from classwise.attacks import ATTACKS, FAB
 from classwise.attacks.fab import to_hyperplane
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise
-from classwise.spec import build
-from classwise.threat import Norm
+from classwise.config.spec import build
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Norm
 
 NORMS: tuple[Norm, ...] = ("Linf", "L2")
 

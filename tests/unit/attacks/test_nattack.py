@@ -18,10 +18,10 @@ from classwise.attacks import ATTACKS, NES, SPSA, BallAttack, NAttack, estimates
 from classwise.attacks.estimates import antithetic
 from classwise.attacks.losses import margin
 from classwise.attacks.nattack import rewards_of
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise
-from classwise.spec import build
-from classwise.threat import Norm
+from classwise.config.spec import build
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Norm
 
 
 class Quadratic(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from classwise.attacks import PGD
 from classwise.attacks.losses import margin
 from classwise.attacks.problem import Problem, Tally
-from classwise.forward import State, Step
+from classwise.core.model_calls import State, Step
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from classwise.attacks import ATTACKS, Square, square
 from classwise.attacks.losses import log_odds, margin
 from classwise.attacks.square import BLOCK, bumps_of
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise
-from classwise.spec import build
-from classwise.threat import Norm, Threat
+from classwise.config.spec import build
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Norm, Threat
 
 
 @pytest.fixture

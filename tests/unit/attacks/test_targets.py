@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from classwise.attacks import APGD, ATTACKS, CWPGD, FAB, FGSM, PGD, Square, TemperaturePGD, aimed
 from classwise.attacks.aimed import AimedAttack
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise
-from classwise.spec import build
+from classwise.config.spec import build
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise
 
 EPS = 0.45
 AIMED = [PGD(steps=30), PGD(steps=30, loss="margin"), TemperaturePGD(steps=30)]

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 import classwise as cw
 from classwise.attacks import ATTACKS, CWL2, FGSM, PGD, TemperaturePGD, Transfer
 from classwise.attacks.autoattack import AutoAttack
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise
-from classwise.spec import build
-from classwise.threat import Norm, Threat
+from classwise.config.spec import build
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Norm, Threat
 
 
 class Net(nn.Module):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from classwise.bench import subject
 from classwise.bench.result import EvaluationBench, TrainingBench
 from classwise.cli import app
-from classwise.files import read_json
+from classwise.storage.files import read_json
 
 FACTORY = """
 import torch

@@ -19,12 +19,12 @@ from classwise.attacks import PGD
 from classwise.bench import peers
 from classwise.bench.evaluate import Arena, Contender, Judged, bench_evaluation, compete
 from classwise.bench.result import EvaluationBench
+from classwise.core.errors import InputError
+from classwise.core.progress import SILENT
+from classwise.core.threat import Threat
 from classwise.data import ImageSet
-from classwise.errors import InputError
+from classwise.evaluation.suite import read_suite
 from classwise.evaluation.work import predict
-from classwise.progress import SILENT
-from classwise.suite import read_suite
-from classwise.threat import Threat
 
 N, CLASSES, SIDE, EPS = 12, 10, 6, 0.02
 CHECKS = {"art": 2}

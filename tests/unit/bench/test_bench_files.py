@@ -22,10 +22,10 @@ from classwise.bench.result import (
 )
 from classwise.bench.rounds import spread
 from classwise.bench.save import check_place, save
-from classwise.errors import InputError
-from classwise.files import read_json
+from classwise.core.errors import InputError
 from classwise.reporting.estimates import Estimate, estimate
 from classwise.reporting.report import ThreatInfo
+from classwise.storage.files import read_json
 
 SVG = "{http://www.w3.org/2000/svg}"
 COMMON: dict[str, Any] = {

@@ -15,7 +15,7 @@ from torch import nn
 from classwise.bench import watch
 from classwise.bench.rounds import interleave, rotated, spread, timed
 from classwise.bench.watch import counting, peak_memory
-from classwise.progress import SILENT
+from classwise.core.progress import SILENT
 
 CPU = torch.device("cpu")
 

@@ -17,13 +17,13 @@ from classwise.bench.reference_style import LOSSES, Inner
 from classwise.bench.result import TrainingBench
 from classwise.bench.save import save
 from classwise.bench.train import REFERENCE, bench_training
-from classwise.errors import InputError
+from classwise.config.recipes import load_recipe
+from classwise.core.errors import InputError
+from classwise.core.progress import SILENT
+from classwise.core.threat import Start
+from classwise.core.types import ClassControls, reduce
 from classwise.objectives import OBJECTIVES
-from classwise.plans import make_plan
-from classwise.progress import SILENT
-from classwise.recipes import load_recipe
-from classwise.threat import Start
-from classwise.types import ClassControls, reduce
+from classwise.training.plan import make_plan
 
 CPU = torch.device("cpu")
 EPS, STEP_SIZE, STEPS, CLASSES = 0.1, 0.03, 4, 10

@@ -21,7 +21,7 @@ from classwise.reporting import ClassReport
 from classwise.reporting.outcomes import _data, _property
 from classwise.reporting.report import DatasetInfo, ThreatInfo
 from classwise.reporting.sanity import Finding, Sanity
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CLASSES = ["ant", "bee", "cat"]

@@ -265,7 +265,7 @@ def test_directory_of_another_run(runs: Path, tmp_path: Path) -> None:
 
 def test_demo_from_nothing_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole story with short trainings: the page is there, tells of every model, and a second run reuses all."""
-    from classwise.recipes import Recipe, load_recipe
+    from classwise.config.recipes import Recipe, load_recipe
 
     def short(recipe: str, overrides: dict[str, object] | None = None) -> Recipe:
         return load_recipe(recipe, {**(overrides or {}), "epochs": 2})

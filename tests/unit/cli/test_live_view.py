@@ -22,7 +22,7 @@ from rich.console import Console
 
 from classwise.cli import console
 from classwise.cli.live import WEAKEST, EpochLines, LiveView, fitted, sparkline, weakest
-from classwise.progress import Epoch
+from classwise.core.progress import Epoch
 
 CURSOR_HIDDEN, CURSOR_SHOWN = "\x1b[?25l", "\x1b[?25h"
 

@@ -17,12 +17,12 @@ from PIL import Image
 from scipy import ndimage, stats
 from torch import Tensor
 
+from classwise.core.streams import ExampleNoise
 from classwise.corruptions import SEVERITIES, Corruption
 from classwise.corruptions.digital import displacement
 from classwise.corruptions.noise_ import poisson
 from classwise.corruptions.resampling import smooth, streak
 from classwise.corruptions.weather import ice, plasma
-from classwise.noise import ExampleNoise
 
 
 def corrupt(kind: str, severity: int, x: Tensor, seed: int = 0) -> Tensor:

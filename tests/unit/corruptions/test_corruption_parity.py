@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from classwise.core.streams import ExampleNoise
 from classwise.corruptions import CORRUPTIONS, SEVERITIES, Corruption
 from classwise.data import load_data
-from classwise.noise import ExampleNoise
 
 # Mean absolute difference to the clean image, in percent, over the first 100 test images of CIFAR-10, at severities 1
 # to 5: measured with make_cifar_c.py of hendrycks/robustness, the mean of ten seeds where there is chance, with

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise
 from classwise.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES, Corruption, make_corruptions
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise
 
 ALL = make_corruptions("corruptions")
 WITHOUT_CHANCE = {"defocus-blur", "zoom-blur", "brightness", "contrast", "pixelate", "jpeg-compression"}

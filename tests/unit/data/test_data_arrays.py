@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from classwise.core.errors import InputError
 from classwise.data import ImageSet, arrays, materialise
 from classwise.data import cache as disk
 from classwise.data.sources import Reading
-from classwise.errors import InputError
 
 UINT8 = np.arange(2 * 3 * 2 * 2, dtype=np.uint8).reshape(2, 3, 2, 2)
 FLOAT = UINT8.astype(np.float32) / 255

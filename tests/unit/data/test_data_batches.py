@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from classwise.core.errors import InputError
 from classwise.data import Batches, ImageSet, augment, materialise, ordered, to_float
 from classwise.data.batches import random_parts, resample
 from classwise.data.sources import Reading
-from classwise.errors import InputError
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise
 from classwise.corruptions import Corruption
 from classwise.data import DATASETS, load_data, to_float
 from classwise.data.cards import known_superclasses
 from classwise.data.derived import long_tail
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise
 
 
 def complaint(spec: str, split: str = "test") -> str:

@@ -29,7 +29,7 @@ SCRIPT = """
 from dataclasses import replace
 from classwise.data import DATASETS, DatasetCard, HubParquet, load_data
 from classwise.data.sources import read
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 card = DatasetCard(name="toy", hub="org/toy", image_columns=("img",), classes=("a", "b"), mode="RGB", size=(6, 5))
 DATASETS["toy"] = card

@@ -28,11 +28,11 @@ from layout_files import (
 from PIL import Image
 
 from classwise.analysis.derived import kept
+from classwise.core.errors import InputError
 from classwise.data import DATASETS, load_data
 from classwise.data.decode import cropped
 from classwise.data.layouts import LAYOUTS
 from classwise.data.load import prepare
-from classwise.errors import InputError
 
 CIFAR = random_images(50, (3, 32, 32))
 GREY = random_images(7, (1, 28, 28))

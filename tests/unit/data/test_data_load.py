@@ -17,8 +17,8 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from classwise.core.errors import InputError
 from classwise.data import DATASETS, ImageSet, load_data
-from classwise.errors import InputError
 
 X = np.random.default_rng(0).integers(0, 256, (7, 3, 6, 6), dtype=np.uint8)
 Y = np.array([0, 1, 2, 0, 1, 2, 0])

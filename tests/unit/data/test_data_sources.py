@@ -11,10 +11,10 @@ import pytest
 from data_files import claimed, encode, picture, write_shard
 from PIL import Image
 
+from classwise.core.errors import InputError
 from classwise.data import DATASETS, Digits, Folder, HubParquet, load_data, materialise
 from classwise.data import decode as decoding
 from classwise.data.sources import read
-from classwise.errors import InputError
 
 
 def complaint(action) -> str:

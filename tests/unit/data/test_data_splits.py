@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from classwise.core.errors import InputError
 from classwise.data import balanced_split, balanced_subset
-from classwise.errors import InputError
 
 LABELS = st.lists(st.integers(0, 4), min_size=0, max_size=80)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, binomtest, norm
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.evaluation.allocation import GROWTH, MINIMUM, first_round, next_round, overall, summary
 from classwise.metrics import wilson
 

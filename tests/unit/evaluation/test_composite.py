@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import classwise as cw
 from classwise.attacks import FGSM, PGD, BallAttack
 from classwise.attacks.problem import Problem
+from classwise.core.errors import InputError
+from classwise.core.progress import Progress
+from classwise.core.streams import ExampleNoise
 from classwise.data import load_data, to_float
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise
-from classwise.progress import Progress
-from classwise.verdicts import NATURAL, Verdicts
+from classwise.storage.verdicts import NATURAL, Verdicts
 
 EPS = 0.1
 

@@ -22,11 +22,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import classwise as cw
 from classwise.attacks import FGSM, PGD, BallAttack
 from classwise.attacks.problem import Problem
+from classwise.core.errors import InputError
+from classwise.core.progress import Progress
 from classwise.data import load_data, to_float
-from classwise.errors import InputError
 from classwise.evaluation.work import JUDGED, answers
-from classwise.progress import Progress
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 EPS = 0.1
 
@@ -381,7 +381,7 @@ def test_a_directory_holds_one_model(run: Path, model: nn.Module, tmp_path: Path
 
 
 def test_tf32_is_off_on_a_gpu_and_given_back() -> None:
-    from classwise.forward import _tf32_switches, exact
+    from classwise.core.model_calls import _tf32_switches, exact
 
     def settings() -> list[object]:
         return [getattr(place, name) for place, name, _ in _tf32_switches()]

@@ -18,9 +18,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 import classwise as cw
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.evaluation.command import command
-from classwise.files import read_json, write_json
+from classwise.storage.files import read_json, write_json
 
 
 class Brightness(nn.Module):

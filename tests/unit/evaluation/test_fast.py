@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 
 import classwise as cw
+from classwise.accelerate import Twin
 from classwise.attacks import AutoAttack, Fast
+from classwise.core.errors import InputError
+from classwise.core.progress import Progress
 from classwise.data import load_data
-from classwise.engine import Twin
-from classwise.errors import InputError
 from classwise.evaluation import evaluate, work
 from classwise.evaluation.fast import NEAREST_OF_CLASS, Cascade, at_most, nearest, sample
 from classwise.models import resnet18
 from classwise.models.load import load_model
-from classwise.progress import Progress
-from classwise.verdicts import NATURAL
+from classwise.storage.verdicts import NATURAL
 
 EPS = 0.12
 SHORT = "steps=5,queries=60"

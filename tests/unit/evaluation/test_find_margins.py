@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 import classwise as cw
+from classwise.core.errors import InputError
+from classwise.core.progress import Progress, Silent
+from classwise.core.threat import Norm, Threat
 from classwise.data import ImageSet
-from classwise.errors import InputError
 from classwise.evaluation.margins import MOST_TARGETS, MarginSettings, find_margins
 from classwise.models import DigitsCNN
 from classwise.models.heads import with_biases
-from classwise.progress import Progress, Silent
 from classwise.storage.margins import Margins
-from classwise.threat import Norm, Threat
 
 NORMS: tuple[Norm, ...] = ("Linf", "L2")
 RADII: dict[Norm, str] = {"Linf": "0.1", "L2": "0.4"}

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import classwise as cw
+from classwise.core.model_calls import dtype_of
+from classwise.core.threat import Threat
 from classwise.data import load_data, ordered, to_float
 from classwise.evaluation.probes import LARGEST_SAMPLE, SAMPLE, SHOWN, STEPS, choose, examine
 from classwise.evaluation.sanity import LEVEL, inspect
-from classwise.forward import dtype_of
 from classwise.models.load import load_model
 from classwise.models.normalize import NORMALIZATIONS
 from classwise.reporting.sanity import Finding, Probes, Sanity
-from classwise.threat import Threat
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 DIGITS = [f"digit {k}" for k in range(10)]
 

@@ -32,7 +32,7 @@ def hub() -> Iterator[tuple[str, list[str], torch.nn.Module]]:
 SCRIPT = """
 import torch
 from huggingface_hub import snapshot_download
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.models.load import load_model
 
 snapshot_download("org/tiny", allow_patterns=["config.json"])  # a cache that is not complete

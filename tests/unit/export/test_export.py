@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import classwise as cw
 from classwise.cli import app
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.export import export
 from classwise.export.source import architecture_source
 from classwise.models import MODELS

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.metrics import class_variance, max_class_difference, rho
 
 percent = st.floats(0, 100).map(lambda value: round(value, 4))

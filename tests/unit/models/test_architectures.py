@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise import spec
-from classwise.errors import InputError
+from classwise.config import spec
+from classwise.core.errors import InputError
 from classwise.models import MODELS, DigitsCNN, SmallCNN, normalized
 from classwise.models.normalize import NORMALIZATIONS, Normalize, with_normalization
 from classwise.models.preact_resnet import PreActBlock, PreActResNet

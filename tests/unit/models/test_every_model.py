@@ -10,12 +10,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.engine import twin_of
-from classwise.forward import both, exact
+from classwise.accelerate import twin_of
+from classwise.config.spec import Spec
+from classwise.config.spec import build as build_spec
+from classwise.core.model_calls import both, exact
 from classwise.models import MODELS, HypersphereHead
 from classwise.models.load import load_model
-from classwise.spec import Spec
-from classwise.spec import build as build_spec
 from classwise.training.views import HalvedConv, InFloat32, lowered, paired
 
 SETTINGS = {"wide-resnet": "depth=10,width=1", "small-cnn": "dropout=0"}  # too large; random in training

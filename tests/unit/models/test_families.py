@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise import spec
-from classwise.errors import InputError
+from classwise.config import spec
+from classwise.core.errors import InputError
 from classwise.models import MODELS, GoogLeNet, InceptionV3, LeNet, ViT, WideResNet
 from classwise.models.densenet import DenseLayer, DenseNet, Transition
 from classwise.models.inception import Branches

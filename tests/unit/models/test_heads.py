@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from classwise.errors import InputError
-from classwise.forward import logits_of
+from classwise.core.errors import InputError
+from classwise.core.model_calls import logits_of
 from classwise.models import DigitsCNN, HypersphereHead, normalized
 from classwise.models.heads import Biased, features_of, head_of, plain_head, with_biases
 from classwise.models.load import build_model

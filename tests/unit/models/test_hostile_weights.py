@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import classwise as cw
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.models import DigitsCNN
 from classwise.models.load import load_model
 from classwise.models.pickles import check_unfolding

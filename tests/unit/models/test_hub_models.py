@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.models.hub import prepared
 from classwise.models.load import build_model, load_model
 from classwise.models.preprocess import Resize

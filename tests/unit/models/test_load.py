@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 from torch import nn
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.models import MODELS, DigitsCNN, PreActResNet, WideResNet, normalized
 from classwise.models.load import build_model, load_model
 from classwise.models.normalize import NORMALIZATIONS, Normalized

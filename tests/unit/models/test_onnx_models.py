@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import classwise as cw
 from classwise.cli import app
-from classwise.errors import InputError
-from classwise.forward import has_gradients
+from classwise.core.errors import InputError
+from classwise.core.model_calls import has_gradients
 from classwise.models.load import load_model
 
 onnx = pytest.importorskip("onnx", reason="needs onnx to write the files")

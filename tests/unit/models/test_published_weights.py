@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.models import DigitsCNN, normalized
 from classwise.models.load import load_model
 from classwise.models.normalize import Normalized

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.models.load import build_model, load_model
 from classwise.models.normalize import NORMALIZATIONS
 from classwise.models.zoos import published_weights

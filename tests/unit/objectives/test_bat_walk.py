@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from classwise.attacks import PGD
-from classwise.errors import InputError
+from classwise.core.errors import InputError
+from classwise.core.types import ClassControls
 from classwise.objectives import BAT
-from classwise.types import ClassControls
 
 
 class Line(nn.Module):

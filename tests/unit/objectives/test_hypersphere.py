@@ -16,18 +16,18 @@ from scipy.optimize import root
 from torch import nn
 
 import classwise as cw
-from classwise.engine import twin_of
-from classwise.engine.folding import folded
-from classwise.engine.twin import _lower
-from classwise.errors import InputError
+from classwise.accelerate import twin_of
+from classwise.accelerate.folding import folded
+from classwise.accelerate.twin import _lower
+from classwise.config.recipes import load_recipe
+from classwise.config.spec import settings_of
+from classwise.core.errors import InputError
+from classwise.core.types import ClassControls
 from classwise.models import MODELS, HypersphereHead, resnet18, with_hypersphere
 from classwise.models.load import build_model, load_model
 from classwise.objectives import HypersphereEmbedding
 from classwise.objectives.hypersphere import LARGEST_PROBABILITY, LEAST_SCALE, scale_for
-from classwise.plans import make_plan
-from classwise.recipes import load_recipe
-from classwise.spec import settings_of
-from classwise.types import ClassControls
+from classwise.training.plan import make_plan
 
 HE: dict[str, Any] = {"name": "he", "scale": 15, "margin": 0.2}
 SPHERE = {"name": "digits-cnn", "head": "hypersphere"}

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import classwise as cw
-from classwise.engine import twin_of
-from classwise.errors import InputError
+from classwise.accelerate import twin_of
+from classwise.config.recipes import load_recipe
+from classwise.core.errors import InputError
+from classwise.core.types import ClassControls, LossTerms, Objective, reduce
 from classwise.models import HypersphereHead, with_hypersphere
 from classwise.objectives import (
     BAT,
@@ -31,10 +33,8 @@ from classwise.objectives import (
     Standard,
     Trades,
 )
-from classwise.plans import make_plan
-from classwise.recipes import load_recipe
 from classwise.training import compiled
-from classwise.types import ClassControls, LossTerms, Objective, reduce
+from classwise.training.plan import make_plan
 
 K, B = 3, 8
 Logits = dict[str, Tensor]

@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import classwise as cw
-from classwise.errors import InputError
+from classwise.core.errors import InputError
+from classwise.core.types import ClassControls, ClassStats, LossTerms, Task
 from classwise.objectives import RSLAD, Trades
 from classwise.policies import ABSLD
-from classwise.types import ClassControls, ClassStats, LossTerms, Task
 
 K = 3
 

@@ -15,9 +15,9 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
+from classwise.core.types import LossTerms, reduce
 from classwise.policies.faal import FAAL, worst_mixture
-from classwise.types import LossTerms, reduce
 
 
 def every(num_classes: int) -> Tensor:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from classwise.errors import InputError
+from classwise.config.spec import build
+from classwise.core.errors import InputError
+from classwise.core.types import ClassControls, ClassStats, LossTerms, Task, reduce
 from classwise.policies import CFA, DAFA, POLICIES, BetaVector, FixedWeights
-from classwise.spec import build
-from classwise.types import ClassControls, ClassStats, LossTerms, Task, reduce
 
 ANIMALS = Task(classes=("cat", "dog", "bird"), beta=6.0)
 

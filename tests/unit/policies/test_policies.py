@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
+from classwise.core.types import ClassControls, ClassStats, LossTerms, Policy, Task
 from classwise.policies import (
     ABSLD,
     CFA,
@@ -35,7 +36,6 @@ from classwise.policies import (
     Targeted,
     Uniform,
 )
-from classwise.types import ClassControls, ClassStats, LossTerms, Policy, Task
 
 # A policy that names a class does so by its name, so that the name goes with the class when classes are permuted.
 TABLE: list[Policy] = [

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from classwise.errors import InputError
+from classwise.config.spec import build
+from classwise.core.errors import InputError
+from classwise.core.types import ClassControls, ClassStats, Task
 from classwise.policies import CSL, POLICIES, ChiSquare, FRLRemargin, FRLReweight
 from classwise.policies.chi_square import worst_weights
-from classwise.spec import build
-from classwise.types import ClassControls, ClassStats, Task
 
 
 def task(num_classes: int) -> Task:

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import classwise as cw
-from classwise.errors import InputError
+from classwise.config.spec import build
+from classwise.core.errors import InputError
+from classwise.core.types import ClassStats, Task
 from classwise.policies.cfol import CFOL
-from classwise.spec import build
-from classwise.types import ClassStats, Task
 
 
 def errors(wrong: list[int], n: list[int]) -> ClassStats:

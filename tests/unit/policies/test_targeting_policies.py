@@ -21,14 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import classwise as cw
 from classwise.attacks import PGD
-from classwise.errors import InputError
-from classwise.noise import ExampleNoise, Randomness, draw
+from classwise.config.recipes import load_recipe
+from classwise.core.errors import InputError
+from classwise.core.streams import ExampleNoise, Randomness, draw
+from classwise.core.types import ClassControls, ClassStats, Task
 from classwise.objectives import Madry, Trades
-from classwise.plans import make_plan
 from classwise.policies.fair_tat import FairTAT
 from classwise.policies.targeted import Targeted
-from classwise.recipes import load_recipe
-from classwise.types import ClassControls, ClassStats, Task
+from classwise.training.plan import make_plan
 
 ANIMALS = Task(classes=("cat", "dog", "cow"))
 EVEN = [[0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]]

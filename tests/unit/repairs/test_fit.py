@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.repairs.accuracy import ClassAccuracy
 from classwise.repairs.fit import FOLDS, LEAST, RULES, Summary, assigned, by_class, fit
 from classwise.repairs.frontier import WEIGHTS, Objective, best

@@ -20,18 +20,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import classwise as cw
+from classwise.core.errors import InputError
+from classwise.core.progress import Progress, Silent
 from classwise.data import load_data, to_float
-from classwise.errors import InputError
 from classwise.export import export
 from classwise.models import DigitsCNN, normalized
 from classwise.models.heads import Biased, with_biases
 from classwise.models.load import load_model
-from classwise.progress import Progress, Silent
 from classwise.repairs.run import Repair
 from classwise.reporting.leaderboard import leaderboard
 from classwise.reporting.repair import load_repair
-from classwise.rundir import RunDirectory
 from classwise.storage.margins import Margins
+from classwise.storage.run_directory import RunDirectory
 
 EPS = "0.1"
 ATTACK = "cw-pgd:steps=10"

@@ -15,21 +15,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from classwise.attacks import PGD
+from classwise.config.spec import build
+from classwise.core.errors import InputError
+from classwise.core.progress import Epoch, Silent
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Threat
+from classwise.core.types import ClassControls, ClassStats
 from classwise.data import Batches, ImageSet, balanced_split, load_data
-from classwise.errors import InputError
 from classwise.models import HypersphereHead
-from classwise.noise import ExampleNoise
 from classwise.objectives import Madry
 from classwise.policies import FAAL
-from classwise.progress import Epoch, Silent
 from classwise.repairs.methods import METHODS, Case
 from classwise.repairs.methods.finetune import Finetune, Spectral, SpectralPairs, pair_weights, split
 from classwise.repairs.methods.head_sam import HeadSAM, sharpness_aware_gradient
 from classwise.repairs.methods.norms import Norms
 from classwise.repairs.methods.retrain import Retrain, balanced_order
-from classwise.spec import build
-from classwise.threat import Threat
-from classwise.types import ClassControls, ClassStats
 
 K = 3
 HEAD_METHODS = ["norms", "head-sam", "retrain"]

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting import ClassReport, compare
 from classwise.reporting.effort import AttackInfo
 from classwise.reporting.report import DatasetInfo, ThreatInfo
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 CLASSES = ["ant", "bee"]
 LABELS = [0] * 10 + [1] * 5

@@ -5,14 +5,14 @@ import pytest
 from scipy.stats import binomtest
 from statsmodels.stats.proportion import proportion_confint
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.metrics.intervals import gap_interval, variance_interval
 from classwise.reporting import ClassReport, compare
 from classwise.reporting.allocation import AllocationInfo
 from classwise.reporting.gate import no_findings, no_worse_than, thresholds
 from classwise.reporting.report import DatasetInfo, ThreatInfo
 from classwise.reporting.sanity import Finding, Sanity
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 CLASSES = ["ant", "bee", "fly"]
 ALPHA = 0.05

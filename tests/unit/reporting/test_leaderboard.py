@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from classwise.errors import InputError
-from classwise.files import write_json
+from classwise.core.errors import InputError
 from classwise.reporting.effort import AttackInfo
 from classwise.reporting.leaderboard import find_runs, leaderboard, load_all, robustbench, told_apart
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
 from classwise.reporting.site import write_site
-from classwise.verdicts import Verdicts
+from classwise.storage.files import write_json
+from classwise.storage.verdicts import Verdicts
 
 N = 100
 

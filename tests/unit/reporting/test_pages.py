@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting import charts
 from classwise.reporting.allocation import AllocationInfo
 from classwise.reporting.comparison import compare
@@ -26,7 +26,7 @@ from classwise.reporting.pages import comparison_fragment, comparison_page, repo
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
 from classwise.reporting.sanity import Finding, Sanity
 from classwise.reporting.story import comparison_sentences, sentence
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 NATURAL = [857, 922, 718, 645, 780, 715, 875, 848, 895, 875]

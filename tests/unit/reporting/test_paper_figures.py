@@ -14,7 +14,7 @@ from PIL import Image
 from classwise.reporting import paper_figures
 from classwise.reporting.comparison import compare
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 pytest.importorskip("matplotlib", reason="figures need the extra classwise[figures]")
 

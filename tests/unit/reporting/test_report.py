@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting import ClassReport, load_report
 from classwise.reporting.effort import AttackInfo
 from classwise.reporting.report import DatasetInfo, ThreatInfo
 from classwise.reporting.sanity import Finding, Sanity
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 CLASSES = ["airplane", "bird", "cat", "deer"]
 PRESENT = [0, 1, 3]  # there is no cat

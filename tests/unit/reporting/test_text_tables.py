@@ -22,11 +22,11 @@ from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 from classwise.cli import app
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.reporting import ClassReport, Comparison, compare
 from classwise.reporting.report import DatasetInfo, ThreatInfo
 from classwise.reporting.text import plain, save
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 HOSTILE = [
     "=1+1",

@@ -23,7 +23,7 @@ from classwise.reporting.sanity import (
     StepProbe,
 )
 from classwise.reporting.trust import curves, findings, rows
-from classwise.verdicts import Verdicts
+from classwise.storage.verdicts import Verdicts
 
 CLASSES = ["ant", "7", "<b>cat</b>"]
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 from classwise.storage.margins import SCHEMA, Margins
 
 LARGEST = 65504.0

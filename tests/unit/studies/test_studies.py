@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from classwise.analysis import QUESTIONS
-from classwise.errors import InputError
-from classwise.recipes import load_recipe
+from classwise.config.recipes import load_recipe
+from classwise.core.errors import InputError
 from classwise.studies import load_study, study_names
 from classwise.studies.conduct import conduct
 

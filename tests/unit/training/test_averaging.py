@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from classwise.errors import InputError
+from classwise.core.errors import InputError
+from classwise.core.types import ClassStats
 from classwise.training.averaging import FAWA, FAWASettings, WeightAverage
-from classwise.types import ClassStats
 
 
 def counted(value: float) -> nn.Module:

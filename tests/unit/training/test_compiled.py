@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 import classwise as cw
-from classwise.engine import twin_of
-from classwise.forward import exact
-from classwise.plans import make_plan
+from classwise.accelerate import twin_of
+from classwise.config.recipes import load_recipe
+from classwise.core.model_calls import exact
+from classwise.core.types import ClassControls, ClassStats, LossTerms, reduce
 from classwise.policies import FAAL, Uniform
-from classwise.recipes import load_recipe
 from classwise.training import compiled
 from classwise.training.compiled import CompiledEngine, Stand, kernels_by_trial
 from classwise.training.engine import Engine
 from classwise.training.loop import Plan, make_engine
-from classwise.types import ClassControls, ClassStats, LossTerms, reduce
+from classwise.training.plan import make_plan
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from classwise.core.types import ClassControls, ClassStats
 from classwise.training.history import controls_record, summary, write_history
-from classwise.types import ClassControls, ClassStats
 
 
 def test_one_line_per_epoch_written_anew(tmp_path):

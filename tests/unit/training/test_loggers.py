@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 import classwise as cw
-from classwise.errors import Diverged, InputError
-from classwise.progress import Epoch, Progress
-from classwise.recipes import load_recipe
+from classwise.config.recipes import load_recipe
+from classwise.core.errors import Diverged, InputError
+from classwise.core.progress import Epoch, Progress
 from classwise.training.loggers import LOGGERS, Loggers, make_loggers, scalars
 
 QUICK: dict[str, Any] = {"epochs": 3, "attack": {"steps": 1}, "validation_per_class": 5, "batch_size": 400}

@@ -18,10 +18,10 @@ import torch
 
 import classwise as cw
 from classwise.attacks import PGD
+from classwise.config.recipes import Recipe, load_recipe
+from classwise.core.errors import Diverged, InputError
+from classwise.core.progress import Progress
 from classwise.data import load_data, to_float
-from classwise.errors import Diverged, InputError
-from classwise.progress import Progress
-from classwise.recipes import Recipe, load_recipe
 from classwise.training.checkpoint import load_state
 from classwise.training.engine import check_precision
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from classwise.errors import InputError
-from classwise.spec import build
+from classwise.config.spec import build
+from classwise.core.errors import InputError
 from classwise.training.optimizers import OPTIMIZERS
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from classwise.forward import both
+from classwise.core.model_calls import both
 from classwise.models import digits_cnn, preact_resnet18, resnet18
 from classwise.training.views import PairedNorm, paired
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import classwise as cw
+from classwise.config.recipes import load_recipe
+from classwise.core.errors import InputError
+from classwise.core.progress import Progress, Silent
 from classwise.data import load_data
 from classwise.data.wordnet import IMAGENET
-from classwise.errors import InputError
-from classwise.progress import Progress, Silent
-from classwise.recipes import load_recipe
 from classwise.training.checkpoint import load_state
 from classwise.training.phases import Phase, phase_of
 from classwise.training.schedules import Piecewise

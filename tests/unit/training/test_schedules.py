@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from classwise.errors import InputError
-from classwise.spec import build
+from classwise.config.spec import build
+from classwise.core.errors import InputError
 from classwise.training.schedules import SCHEDULES, Constant, Cosine, Cyclic, MultiStep, Step
 
 

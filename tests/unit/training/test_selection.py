@@ -5,8 +5,8 @@ from typing import get_args
 import pytest
 import torch
 
+from classwise.core.types import ClassStats
 from classwise.training.selection import Rule, score
-from classwise.types import ClassStats
 
 
 def stats(

@@ -14,15 +14,15 @@ from safetensors.torch import load_file
 
 import classwise as cw
 from classwise.attacks import PGD
+from classwise.config.recipes import load_recipe
+from classwise.core.errors import InputError
+from classwise.core.progress import SILENT, Progress
+from classwise.core.types import ClassStats
 from classwise.data import Batches, ImageSet, MixedBatches, load_data, to_float
-from classwise.errors import InputError
-from classwise.plans import make_plan
-from classwise.progress import SILENT, Progress
-from classwise.recipes import load_recipe
-from classwise.rundir import RunDirectory
+from classwise.storage.run_directory import RunDirectory
 from classwise.training.loop import Job, Plan, _Training
+from classwise.training.plan import make_plan
 from classwise.training.pseudo_labels import pseudo_labelled
-from classwise.types import ClassStats
 
 CPU = torch.device("cpu")
 QUICK: dict[str, Any] = {"epochs": 2, "attack": {"steps": 2}, "validation_per_class": 5}

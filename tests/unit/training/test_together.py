@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 import classwise as cw
-from classwise.errors import Diverged, InputError
-from classwise.progress import Progress
-from classwise.recipes import load_recipe
+from classwise.config.recipes import load_recipe
+from classwise.core.errors import Diverged, InputError
+from classwise.core.progress import Progress
 
 WORKERS = pytest.mark.parametrize("workers", [1, 2])
 SHORT: dict[str, Any] = {"epochs": 2, "validation_per_class": 10, "batch_size": 200}

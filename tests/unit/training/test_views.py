@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classwise.engine import ThinConv
-from classwise.errors import InputError
-from classwise.forward import logits_of
+from classwise.accelerate import ThinConv
+from classwise.core.errors import InputError
+from classwise.core.model_calls import logits_of
 from classwise.models import preact_resnet18, resnet18
 from classwise.training.engine import check_precision
 from classwise.training.views import HalvedConv, InFloat32, lowered

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import classwise as cw
-from classwise.errors import InputError
+from classwise.core.errors import InputError
+from classwise.core.types import ClassControls, Objective
 from classwise.objectives import Madry, Standard
 from classwise.policies import Uniform
 from classwise.training.engine import Engine
 from classwise.training.weight_perturbation import WeightPerturbation
-from classwise.types import ClassControls, Objective
 
 GAMMA = 0.3
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from classwise.files import digest
-from classwise.forward import logits_of
-from classwise.noise import ExampleNoise, PartNoise, Randomness
-from classwise.types import Effort
+from classwise.core.model_calls import logits_of
+from classwise.core.streams import ExampleNoise, PartNoise, Randomness
+from classwise.core.types import Effort
+from classwise.storage.files import digest
 
 
 class Meter:

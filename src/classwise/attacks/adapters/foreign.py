@@ -30,11 +30,11 @@ from classwise.attacks.adapters.libraries import EXPECTED, FUNCTION, LIBRARIES, 
 from classwise.attacks.adapters.question import Library, Question
 from classwise.attacks.adapters.reading import norm_text, parts_of, radius_text, same_radius, text_of
 from classwise.attacks.base import BallAttack
-from classwise.errors import InputError
-from classwise.forward import device_of, dtype_of, frozen
-from classwise.noise import Randomness
-from classwise.threat import Threat
-from classwise.types import Effort, Whom
+from classwise.core.errors import InputError
+from classwise.core.model_calls import device_of, dtype_of, frozen
+from classwise.core.streams import Randomness
+from classwise.core.threat import Threat
+from classwise.core.types import Effort, Whom
 
 
 def as_attack(thing: Any) -> BallAttack | ForeignAttack:

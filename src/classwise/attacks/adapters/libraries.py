@@ -16,8 +16,8 @@ from torch import nn
 
 from classwise.attacks.adapters.question import Library, Question
 from classwise.attacks.adapters.reading import parts_of, settings_of
-from classwise.errors import InputError
-from classwise.files import digest
+from classwise.core.errors import InputError
+from classwise.storage.files import digest
 
 if TYPE_CHECKING:
     from classwise.attacks.adapters.foreign import ForeignAttack

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from classwise.attacks.adapters.reading import is_from, settings_of
-from classwise.errors import InputError
+from classwise.core.errors import InputError
 
 if TYPE_CHECKING:
     from classwise.attacks.adapters.foreign import ForeignAttack

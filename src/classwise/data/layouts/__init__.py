@@ -15,7 +15,7 @@ from classwise.data.layouts.svhn import SvhnMat
 from classwise.data.layouts.trees import ImageNetTree, TinyImageNetTree
 from classwise.data.parquet import HubParquet, find_shards
 from classwise.data.sources import FORMAT, Reading, Source
-from classwise.files import digest_json
+from classwise.storage.files import digest_json
 
 LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "mnist": (Idx(places=("MNIST/raw", "MNIST", "mnist")),),

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from classwise.core.errors import InputError
 from classwise.data.cards import DatasetCard
 from classwise.data.sources import Reading
-from classwise.errors import InputError
 
 
 class Layout(Protocol):

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from classwise.core.errors import InputError
 from classwise.data.cards import DatasetCard
 from classwise.data.decode import rows_at_a_time
 from classwise.data.layouts.base import whole
 from classwise.data.layouts.pickles import read_pickle
 from classwise.data.layouts.records import count_records, read_records
 from classwise.data.sources import Part, Reading
-from classwise.errors import InputError
 
 PIXELS = (3, 32, 32)
 """Planes of red, green and blue, row by row."""

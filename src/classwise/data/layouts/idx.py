@@ -14,11 +14,11 @@ from typing import BinaryIO
 
 import numpy as np
 
+from classwise.core.errors import InputError, one_line
 from classwise.data.cards import DatasetCard
 from classwise.data.decode import rows_at_a_time
 from classwise.data.folders import entries
 from classwise.data.sources import Part, Reading
-from classwise.errors import InputError, one_line
 
 PREFIX = {"train": "train", "test": "t10k"}
 UNSIGNED_BYTE = 0x08

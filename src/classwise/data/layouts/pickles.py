@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from classwise.errors import InputError, one_line
+from classwise.core.errors import InputError, one_line
 
 MAX_BYTES = 2**30
 """Larger files are refused: the largest published one has 155 MB."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from classwise.errors import InputError, one_line
+from classwise.core.errors import InputError, one_line
 
 
 def count_records(file: Path, length: int) -> int:

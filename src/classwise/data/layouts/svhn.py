@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from classwise.core.errors import InputError, one_line
 from classwise.data.cards import DatasetCard
 from classwise.data.layouts.base import whole
 from classwise.data.sources import Reading
-from classwise.errors import InputError, one_line
 
 MAX_COUNT = 10**5
 """More images are refused before they are unpacked; the larger of the two files has 73,257."""

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor, nn
 
+from classwise.accelerate import EngineName
+from classwise.core.progress import SILENT, Progress
+from classwise.core.threat import Threat
 from classwise.data import ImageSet, ordered
-from classwise.engine import EngineName
 from classwise.metrics.counts import Ints
-from classwise.progress import SILENT, Progress
 from classwise.repairs.fit import Fit, Rule
 from classwise.storage.margins import Margins
-from classwise.threat import Threat
 
 Images = Literal["validation", "training", "none"]
 """``validation``: those of ``Case.index``; ``training``: those of ``Case.train``."""

@@ -45,26 +45,26 @@ from torch.nn import functional as F
 
 from classwise.attacks import PGD
 from classwise.attacks.losses import divergence
+from classwise.config.spec import Number
+from classwise.core.errors import InputError, unknown
+from classwise.core.model_calls import both, device_of, dtype_of, frozen, logits_of
+from classwise.core.streams import ExampleNoise
+from classwise.core.types import ClassControls, ClassStats, LossTerms, Objective, Policy, Task
 from classwise.data import ordered
-from classwise.errors import InputError, unknown
 from classwise.evaluation.evaluate import count_classes
-from classwise.forward import both, device_of, dtype_of, frozen, logits_of
 from classwise.metrics.counts import Ints
 from classwise.models.weights import load_weights
-from classwise.noise import ExampleNoise
 from classwise.objectives import Madry
 from classwise.policies import FAAL
 from classwise.repairs.fit import FOLDS, assigned
 from classwise.repairs.methods.base import Case, Images, Repaired
 from classwise.repairs.methods.head_sam import at_least_one
-from classwise.rundir import RunDirectory
-from classwise.spec import Number
+from classwise.storage.run_directory import RunDirectory
 from classwise.training.loop import Job, Plan, fit
 from classwise.training.optimizers import SGD
 from classwise.training.phases import Phase
 from classwise.training.schedules import Constant, MultiStep
 from classwise.training.weight_perturbation import WeightPerturbation
-from classwise.types import ClassControls, ClassStats, LossTerms, Objective, Policy, Task
 
 How = Literal["faal", "spectral"]
 NATURAL, KL, CONFUSED = 0.7, 6.0, 0.3

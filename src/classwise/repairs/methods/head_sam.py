@@ -35,12 +35,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from classwise.attacks import PGD
+from classwise.config.spec import Number
+from classwise.core.errors import InputError
+from classwise.core.model_calls import device_of
 from classwise.data import Batches
-from classwise.errors import InputError
-from classwise.forward import device_of
 from classwise.models.heads import features_of, plain_head
 from classwise.repairs.methods.base import Case, Images, Repaired
-from classwise.spec import Number
 from classwise.training.optimizers import SGD
 
 

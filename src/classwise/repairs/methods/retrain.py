@@ -32,13 +32,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from classwise.attacks import PGD
+from classwise.config.spec import Number
+from classwise.core.model_calls import device_of
+from classwise.core.streams import ExampleNoise
 from classwise.data import ordered
-from classwise.forward import device_of
 from classwise.models.heads import features_of, plain_head
-from classwise.noise import ExampleNoise
 from classwise.repairs.methods.base import Case, Images, Repaired
 from classwise.repairs.methods.head_sam import at_least_one
-from classwise.spec import Number
 from classwise.training.optimizers import SGD
 from classwise.training.schedules import Cosine
 

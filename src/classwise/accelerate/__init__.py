@@ -1,0 +1,20 @@
+"""Ways to compute the same faster."""
+
+from classwise.accelerate.graphs import recorded
+from classwise.accelerate.halves import fits, halves, widened
+from classwise.accelerate.thinning import ThinConv, thins
+from classwise.accelerate.twin import EngineName, Twin, give_back, searcher, twin_of
+
+__all__ = [
+    "EngineName",
+    "ThinConv",
+    "Twin",
+    "fits",
+    "give_back",
+    "halves",
+    "recorded",
+    "searcher",
+    "thins",
+    "twin_of",
+    "widened",
+]

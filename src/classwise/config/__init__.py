@@ -1,0 +1,1 @@
+"""What users write: specs, plug-ins, recipes. Imports ``core`` and ``storage``."""

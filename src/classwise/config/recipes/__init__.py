@@ -1,0 +1,250 @@
+"""Recipes: one training run as a validated TOML file, named by data set or paper, as in ``digits/wat``.
+
+An unknown key, a wrong type or an impossible value is one line that names the key and what it takes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from classwise.accelerate import EngineName
+from classwise.config.plugins import is_attribute_spec
+from classwise.config.spec import Number, Spec, first_line
+from classwise.core.errors import InputError, unknown
+from classwise.core.threat import Norm, Threat
+from classwise.training.selection import Rule
+
+SPECS = ("model", "objective", "policy", "validation_attack", "optimizer", "schedule")
+"""Keys that pick something registered: a name, a ``name:key=value`` text, or a table with a name."""
+
+Table = dict[str, Any]
+
+
+class Augment(BaseModel):
+    """Random changes to training images."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    crop: int = Field(0, ge=0, description="pixels of zero padding before a random crop back to size")
+    flip: bool = Field(False, description="mirror half of the images")
+    part: Number | None = Field(
+        None, gt=0, le=1, description="instead of crop: random parts of at least this share of the image's area"
+    )
+    size: int | None = Field(
+        None, ge=1, description="pixels that parts are brought to, and that are cut from the middle for validation"
+    )
+
+
+class DataChoice(BaseModel):
+    """What is trained on. A bare text is the name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(description="a data set by name or spec")
+    per_class: int | None = Field(None, ge=1, description="train on so many images of each class, drawn by the seed")
+    without_class: str | int | None = Field(None, description="a class to leave out, by name or number; labels stay")
+    extra: str | None = Field(None, description="a data spec of further images, which make up half of every batch")
+    labeler: str | None = Field(None, description="a model spec; its predictions are the labels of the extra images")
+
+
+class PhaseChoice(BaseModel):
+    """Some epochs of a training; what is not said is as in the rest of the recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: int = Field(ge=1)
+    data: str | None = Field(None, description="the same images at another size, as imagenet:resize=160,crop=128")
+    batch_size: int | None = Field(None, ge=1)
+    crop: int | None = Field(None, ge=0, description="as in augment")
+    size: int | None = Field(None, ge=1, description="as in augment")
+
+
+class RepairChoice(BaseModel):
+    """A repair at the end of a training, fitted to its validation images."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    floor: float | None = Field(None, ge=1, lt=100, description="minimum robust accuracy of the worst class in percent")
+    rule: Literal["rho", "worst", "tenth"] | None = Field(None, description="selection without a floor; default rho")
+    method: str = Field("bias", description="a repair method, perhaps with settings")
+
+
+class Recipe(BaseModel):
+    """One training run, completely described."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field("unnamed", description="what the run is called")
+    data: DataChoice
+    model: Table = Field(description="a registered architecture, or file.py:factory")
+    objective: Table = Field(description="what is minimised")
+    policy: Table = Field({"name": "uniform"}, description="the class-wise method")
+    norm: Norm = "Linf"
+    eps: str = Field("8/255", description="radius of the training attack")
+    attack: Table = Field({}, description="settings of the objective's own attack, as steps or step_size")
+    validation_attack: Table = Field({"name": "pgd", "steps": 10}, description="measures validation accuracy")
+    epochs: int = Field(ge=1)
+    batch_size: int = Field(128, ge=1)
+    phases: list[PhaseChoice] = Field([], description="epochs on images of different sizes, one after the other")
+    start: str | None = Field(None, description="a run directory or a weights file to start from")
+    optimizer: Table = {"name": "sgd"}
+    schedule: Table = {"name": "constant"}
+    augment: Augment = Augment()
+    validation_per_class: int = Field(ge=0, description="training images per class held out for validation")
+    ema: Number = Field(0.0, ge=0, lt=1, description="decay of the weight average, reached gradually; 0: off")
+    fawa: Table | None = Field(None, description="instead of ema: average the epochs whose worst class holds")
+    awp: Table | None = Field(None, description="adversarial weight perturbation")
+    clip: Number | None = Field(None, gt=0, description="largest gradient norm")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="auto: bf16 on a GPU, unless engine is eager"
+    )
+    engine: EngineName = Field("auto", description="how a step runs; auto: compiled on a GPU, eager elsewhere")
+    select: Rule = Field("robust+worst", description="what makes an epoch the best, on validation")
+    patience: int | None = Field(None, ge=1, description="epochs without a better one after which training ends")
+    guard: Table | None = Field(None, description="what to do about catastrophic overfitting")
+    repair: RepairChoice | None = Field(None, description="repair the best epoch into the directory ``repaired``")
+    seed: int = Field(0, ge=0, lt=2**63)
+
+    @field_validator(*SPECS, mode="before")
+    @classmethod
+    def _spec(cls, given: Any, info: ValidationInfo) -> Any:
+        if info.field_name == "model" and isinstance(given, str) and is_attribute_spec(given):
+            return {"name": given}
+        return _table(given)
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+    @field_validator("phases")
+    @classmethod
+    def _whole(cls, given: list[PhaseChoice], info: ValidationInfo) -> list[PhaseChoice]:
+        total, epochs = sum(phase.epochs for phase in given), info.data.get("epochs")  # which stands before phases
+        if given and epochs is not None and total != epochs:
+            raise ValueError(f"the phases have {total} epochs, the recipe {epochs}")
+        return given
+
+    @property
+    def data_at_the_end(self) -> str:
+        """The images of the last phase, at the size at which the model is asked afterwards."""
+        last = self.phases[-1] if self.phases else PhaseChoice(epochs=self.epochs)
+        name, size = last.data or self.data.name, last.size or self.augment.size
+        if size is None or is_attribute_spec(name):
+            return name
+        spec = Spec.parse(name)
+        return str(Spec(spec.name, {**spec.options, "crop": size})) if "crop" in spec.options else name
+
+    @field_validator("eps", mode="before")
+    @classmethod
+    def _radius(cls, given: Any, info: ValidationInfo) -> str:
+        return Threat.parse(given, info.data.get("norm", "Linf")).text  # norm stands before eps
+
+
+def load_recipe(recipe: str | Path | Recipe, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """A recipe by name, from a file or as it is, with single keys overridden (``objective.beta`` reaches inside)."""
+    if isinstance(recipe, Recipe):
+        content, origin = recipe.model_dump(), f"recipe {recipe.name!r}"
+    else:
+        path = _find(recipe)
+        content, origin = _read(path), f"recipe {recipe}"
+        content.setdefault("name", str(recipe) if not Path(recipe).exists() else path.stem)
+    for key, value in (overrides or {}).items():
+        _override(content, key, value)
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise InputError(f"{origin}: {_explain(error)}") from None
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    root = Path(str(files(__package__)))
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.toml"))
+
+
+def recipe_header(name: str) -> str:
+    """The first comment line of a recipe: what it is."""
+    return _find(name).read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+
+
+def parse_overrides(items: list[str]) -> dict[str, Any]:
+    """Overrides from a command line; values are TOML where they read as such, else text.
+
+    >>> parse_overrides(["seed=3", "policy=wat:eta=0.05", "augment.flip=true"])
+    {'seed': 3, 'policy': 'wat:eta=0.05', 'augment.flip': True}
+    """
+    overrides: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"cannot read override {item!r}: expected key=value")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        overrides[key.strip()] = value
+    return overrides
+
+
+def _find(recipe: str | Path) -> Path:
+    given = Path(recipe)
+    if given.suffix == ".toml":
+        if not given.is_file():
+            raise InputError(f"no such recipe file: {given}")
+        return given
+    if str(recipe) not in recipe_names():
+        raise unknown("recipe", str(recipe), recipe_names())
+    return Path(str(files(__package__))) / f"{recipe}.toml"
+
+
+def _read(path: Path) -> Table:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not readable TOML: {error}") from None
+
+
+def _table(given: Any) -> Table:
+    spec = Spec.parse(given)
+    return {"name": spec.name, **spec.options}
+
+
+def _override(content: Table, key: str, value: Any) -> None:
+    first, *rest = key.split(".")
+    if not rest:
+        content[first] = value
+        return
+    inner = content.get(first, {})
+    if first in SPECS and not inner and not Recipe.model_fields[first].is_required():
+        inner = Recipe.model_fields[first].default
+    # A shorthand text grows into a table before a setting inside it is changed.
+    inner = _table(inner) if first in SPECS and inner else inner
+    inner = {"name": inner} if first == "data" and isinstance(inner, str) else inner
+    inner = {} if inner is None else inner
+    if not isinstance(inner, Mapping) or len(rest) > 1:
+        raise InputError(f"cannot override {key!r}: {first!r} has no settings of that depth")
+    content[first] = {**inner, rest[0]: value}
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    tables: dict[str, type[BaseModel]] = {
+        "augment": Augment,
+        "data": DataChoice,
+        "phases": PhaseChoice,
+        "repair": RepairChoice,
+    }
+    known = (Recipe if len(first["loc"]) == 1 else tables.get(str(first["loc"][0]), Recipe)).model_fields
+    if first["type"] == "extra_forbidden":
+        return str(unknown("key", str(first["loc"][-1]), known))
+    if first["type"] == "missing":
+        return f"{key} is missing: {known[str(first['loc'][-1])].description or 'it is needed'}"
+    return f"{key} = {first['input']!r:.80}: {first_line(error)}"

@@ -1,0 +1,142 @@
+"""One grammar for everything with a name and settings: ``name`` or ``name:key=value,key=value``.
+
+Attacks, objectives, policies, models, optimizers and schedules are all dataclasses (or plain functions) in a
+registry; a spec picks one and sets its fields. Values are converted to the declared types, so a spec from a
+shell, a TOML table and a keyword call in Python end in the same object.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+
+from classwise.core.errors import InputError, unknown
+
+T = TypeVar("T")
+
+
+def parse_number(value: object) -> object:
+    """Read ``8/255`` as a number; anything else is left for the type's own conversion.
+
+    >>> parse_number("8/255") == 8 / 255, parse_number("0.031")
+    (True, '0.031')
+    """
+    if isinstance(value, str) and "/" in value:
+        try:
+            return float(Fraction(value.replace(" ", "")))
+        except (ValueError, ZeroDivisionError, OverflowError):
+            raise ValueError(f"{value!r} is not a number like 0.03 or 8/255") from None
+    return value
+
+
+def split_list(value: object) -> object:
+    """Read ``2+5+10`` as three values, and a single value as a list of one.
+
+    >>> split_list("2+5+10"), split_list(3.0), split_list((1, 2))
+    (('2', '5', '10'), (3.0,), (1, 2))
+    """
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split("+"))
+    return value if isinstance(value, tuple | list) else (value,)
+
+
+Number = Annotated[float, BeforeValidator(parse_number)]
+"""A float that may also be written as a fraction."""
+Numbers = Annotated[tuple[Number, ...], BeforeValidator(split_list)]
+"""One or several numbers, in a spec joined by ``+``."""
+Names = Annotated[tuple[str, ...], BeforeValidator(split_list)]
+"""One or several names, in a spec joined by ``+``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A registered name and the settings that were given for it."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, given: str | Mapping[str, Any] | Spec) -> Spec:
+        """Read a spec from text or from a table with a ``name``.
+
+        >>> Spec.parse("pgd:steps=100,step_size=0.003")
+        Spec(name='pgd', options={'steps': '100', 'step_size': '0.003'})
+        >>> Spec.parse({"name": "wat", "eta": 0.1})
+        Spec(name='wat', options={'eta': 0.1})
+        """
+        if isinstance(given, Spec):
+            return given
+        if isinstance(given, Mapping):
+            options = dict(given)
+            name = options.pop("name", None)
+            if not isinstance(name, str):
+                raise InputError(f'a table needs a name, as in {{ name = "..." }}; got {dict(given)!r}')
+            return cls(name, options)
+        if not isinstance(given, str):
+            raise InputError(f"expected a name, name:key=value or a table with a name, got {given!r}")
+        name, _, rest = given.strip().partition(":")
+        options = {}
+        for item in rest.split(",") if rest else ():
+            key, equals, value = item.partition("=")
+            if not equals or not key.strip():
+                raise InputError(f"cannot read {item!r} in {given!r}: settings are key=value, joined by commas")
+            if key.strip() in options:
+                raise InputError(f"{key.strip()!r} is given twice in {given!r}")
+            options[key.strip()] = value.strip()
+        return cls(name.strip(), options)
+
+    def __str__(self) -> str:
+        settings = ",".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}:{settings}" if settings else self.name
+
+
+def build(kind: str, registry: Mapping[str, Callable[..., T]], given: str | Mapping[str, Any] | Spec) -> T:
+    """Look a spec up in a registry and call what is there with the settings, converted to their types."""
+    spec = Spec.parse(given)
+    if spec.name not in registry:
+        raise unknown(kind, spec.name, registry)
+    factory = registry[spec.name]
+    return factory(**convert(f"{kind} {spec.name!r}", factory, spec.options))
+
+
+def convert(owner: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert settings to the types of a factory's keyword parameters; unknown keys and bad values are errors."""
+    parameters = settings_of(factory)
+    converted = {}
+    for key, value in options.items():
+        if key not in parameters:
+            raise unknown(f"setting of {owner}:", key, parameters)
+        try:
+            converted[key] = _adapter(parameters[key]).validate_python(value)
+        except ValidationError as error:
+            raise InputError(f"{owner}: {key} = {value!r}: {first_line(error)}") from None
+        if isinstance(converted[key], float) and not math.isfinite(converted[key]):
+            raise InputError(f"{owner}: {key} = {value!r}: should be a finite number")
+    return converted
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint)
+
+
+@cache
+def settings_of(factory: Callable[..., Any]) -> dict[str, Any]:
+    """The settings a factory takes, with their types: the fields of a dataclass or a function's parameters."""
+    # A dataclass inherits fields, and each is resolved where its class was written; a constructor's are not.
+    source = factory.__init__ if inspect.isclass(factory) and not is_dataclass(factory) else factory
+    hints = get_type_hints(source, include_extras=True)
+    return {name: hints.get(name, Any) for name in inspect.signature(factory).parameters}
+
+
+def first_line(error: ValidationError) -> str:
+    """The first complaint of a validation error as one readable clause."""
+    message = error.errors()[0]["msg"].removeprefix("Value error, ")
+    return message[0].lower() + message[1:]

@@ -1,0 +1,153 @@
+"""What the attacker may do: a ball of radius eps around each image, cut with the box of valid images [0, 1].
+
+``eps`` keeps the text it was given in, because 8/255 and 0.031 are different threats and reports must show which.
+"""
+
+# B batch; images are (B, C, H, W) in [0, 1]
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from classwise.config.spec import parse_number
+from classwise.core.errors import InputError, unknown
+from classwise.core.fusing import fusible
+from classwise.core.streams import Noise
+
+Norm = Literal["Linf", "L2"]
+Start = Literal["uniform", "gaussian", "zero"]
+
+TOLERANCE = 1e-6
+"""Rounding allowed when checking membership: adding and subtracting eps in float32 is exact to about 1e-7."""
+
+
+@dataclass(frozen=True, slots=True)
+class Threat:
+    """A norm and a radius."""
+
+    norm: Norm
+    eps: float
+    text: str
+
+    @classmethod
+    def parse(cls, eps: float | str, norm: str = "Linf") -> Threat:
+        """Read a radius, written as a number or a fraction.
+
+        >>> Threat.parse("8/255")
+        Threat(norm='Linf', eps=0.03137254901960784, text='8/255')
+        >>> Threat.parse(0.5, "L2").text
+        '0.5'
+        """
+        text = str(eps).strip()
+        try:
+            value = float(parse_number(text))  # type: ignore[arg-type]
+        except ValueError:
+            raise InputError(f"eps = {text!r} is not a number like 0.03 or 8/255") from None
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"eps must be a positive number, got {text}")
+        if norm not in get_args(Norm):
+            raise unknown("norm", norm, get_args(Norm))
+        if norm == "Linf" and value > 1:
+            raise InputError(f"eps = {text} is larger than the whole range [0, 1] of a pixel; did you mean {text}/255?")
+        return cls(norm, value, text)  # type: ignore[arg-type]
+
+    def ball(self, x: Tensor, scale: Tensor | None = None) -> Ball:
+        """The ball around each image of a batch; ``scale`` (B,) stretches single radii."""
+        stretch = x.new_ones(x.shape[0]) if scale is None else scale.to(x)
+        stretch = stretch.view(-1, *[1] * (x.dim() - 1))
+        radius = self.eps * stretch
+        return Ball(
+            centre=x,
+            radius=radius,
+            stretch=stretch,
+            low=(x - radius).clamp_min(0),
+            high=(x + radius).clamp_max(1),
+            norm=self.norm,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ball:
+    """The feasible set of every example of a batch."""
+
+    centre: Tensor
+    radius: Tensor
+    """(B, 1, 1, 1)."""
+    stretch: Tensor
+    """(B, 1, 1, 1) radius relative to eps; steps are stretched alike, so the search looks the same in every ball."""
+    low: Tensor
+    high: Tensor
+    """(B, C, H, W) bounds of every pixel: the box, and the box that holds the ball."""
+    norm: Norm
+
+    def take(self, rows: Tensor) -> Ball:
+        """The balls of some examples."""
+        names = ("centre", "radius", "stretch", "low", "high")
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
+
+    def project(self, x: Tensor) -> Tensor:
+        """The nearest feasible point (Linf), or a feasible point (L2).
+
+        For L2 the point is scaled onto the ball and then clipped to the box. The centre lies in the box, so
+        clipping moves every coordinate towards the centre's side and never leaves the ball.
+        """
+        if self.norm == "L2":
+            delta = x - self.centre
+            x = self.centre + delta * (self.radius / length(delta).clamp_min(1e-12)).clamp_max(1)
+        return x.clamp(self.low, self.high)
+
+    def step(self, x: Tensor, gradient: Tensor, size: float | Tensor) -> Tensor:
+        """One step of steepest ascent in this norm, projected back. A zero gradient moves nothing."""
+        if self.norm == "Linf":
+            return _sign_step(x, gradient, size, self.stretch, self.low, self.high)
+        return self.project(torch.addcmul(x, size * self.stretch, unit(gradient)))
+
+    def start(self, how: Start, noise: Noise) -> Tensor:
+        """A starting point: uniform in the ball, the centre with a little Gaussian noise, or the centre."""
+        if how == "zero":
+            return self.centre.clone()
+        if how == "gaussian":
+            return self.project(self.centre + 0.001 * noise.normal(self.centre))
+        if self.norm == "Linf":
+            return self.project(self.centre + self.radius * (2 * noise.uniform(self.centre) - 1))
+        # Uniform in an L2 ball of dimension d: a uniform direction, and a radius whose d-th power is uniform.
+        direction = noise.normal(self.centre)
+        share = noise.uniform(self.radius) ** (1 / self.centre[0].numel())
+        return self.project(self.centre + self.radius * share * unit(direction))
+
+    def contains(self, x: Tensor) -> Tensor:
+        """(B,) bool: finite, within the radius and within [0, 1], up to rounding."""
+        delta = (x - self.centre).flatten(1).double()
+        if self.norm == "Linf":
+            size, allowed = delta.abs().amax(1), TOLERANCE
+        else:
+            # Every coordinate adds its own rounding, and together they are as long as the root of their number.
+            size, allowed = delta.norm(dim=1), max(TOLERANCE, TOLERANCE / 10 * math.sqrt(delta.shape[1]))
+        inside = size <= self.radius.flatten().double() + allowed
+        flat = x.flatten(1)
+        boxed = (flat.amin(1) >= -TOLERANCE) & (flat.amax(1) <= 1 + TOLERANCE)
+        return inside & boxed & flat.isfinite().all(1)
+
+
+@fusible
+def _sign_step(x: Tensor, gradient: Tensor, size: float | Tensor, stretch: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return torch.addcmul(x, size * stretch, gradient.sign()).clamp(low, high)
+
+
+def length(x: Tensor) -> Tensor:
+    """The Euclidean length of each example, shaped to divide it."""
+    # torch's norm adds up one by one on a CPU, which on large images costs four digits; its sum does not.
+    return x.flatten(1).square().sum(1).sqrt().view(-1, *[1] * (x.dim() - 1))
+
+
+def unit(x: Tensor) -> Tensor:
+    """Each example scaled to length one; zero stays zero."""
+    # The gradient of a confident model may be so small that its squares are zero: its largest entry goes first.
+    largest = x.flatten(1).abs().amax(1).view(-1, *[1] * (x.dim() - 1))
+    scaled = x / largest.clamp_min(torch.finfo(x.dtype).tiny)
+    return scaled / length(scaled).clamp_min(1e-12)

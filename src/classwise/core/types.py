@@ -1,0 +1,414 @@
+"""The nouns every room shares: what a policy turns, what it is told, what an objective returns.
+
+A class-wise method is a function from class statistics to class controls. It never sees a model, an attack or
+a loader, so every policy composes with every objective.
+"""
+
+# B batch, K classes
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from classwise.core.errors import InputError, unknown
+from classwise.core.fusing import fusible
+from classwise.core.streams import Randomness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassControls:
+    """What a policy may turn. Every vector is (K,) and 1 means "as the objective has it"."""
+
+    weight_nat: Tensor
+    """Weight of the natural term."""
+    weight_adv: Tensor
+    """Weight of the adversarial term."""
+    eps_scale: Tensor
+    """Radius of the training attack, relative to eps."""
+    beta_scale: Tensor
+    """Strength of the robust regulariser, relative to beta."""
+    sampling: Tensor | None = None
+    """Class distribution to draw batches from; None draws every example once an epoch."""
+    targets: Tensor | None = None
+    """(K, K), rows sum to one: which class a targeted training attack aims at."""
+    temperature_nat: Tensor | None = None
+    temperature_adv: Tensor | None = None
+    """Temperature of a teacher's answers on clean and on attacked images, relative to the objective's; None: 1."""
+
+    @classmethod
+    def uniform(cls, num_classes: int) -> ClassControls:
+        """Every class treated alike: plain training."""
+        ones = torch.ones(num_classes)
+        return cls(weight_nat=ones, weight_adv=ones, eps_scale=ones, beta_scale=ones)
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.weight_nat)
+
+    def to(self, device: torch.device) -> ClassControls:
+        """The same controls on another device."""
+        present = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return replace(self, **{name: value.to(device) for name, value in present.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a policy is told of a training before it begins."""
+
+    classes: tuple[str, ...]
+    """Their names, in the order of the labels."""
+    beta: float = 1.0
+    """Strength of the objective's adversarial term."""
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.classes)
+
+    def label(self, name: str | int) -> int:
+        """A class by its name or its number."""
+        text = str(name)
+        if text in self.classes:
+            return self.classes.index(text)
+        if not text.isdecimal():
+            raise unknown("class", text, self.classes)
+        if int(text) >= self.num_classes:
+            raise InputError(f"class {text} does not exist: there are {self.num_classes}, counted from 0")
+        return int(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerms:
+    """An objective's loss before any reduction. The loss of example i is ``nat_i + beta * adv_i``."""
+
+    nat: Tensor
+    """(B,) natural term; zero where an objective has none."""
+    adv: Tensor
+    """(B,) adversarial term; zero where an objective has none."""
+    beta: float
+    """Strength of the adversarial term."""
+    logits_nat: Tensor | None = None
+    """(B, K) on the clean images, where the objective computes them."""
+    logits_adv: Tensor | None = None
+    """(B, K) on the attacked images, where the objective attacks."""
+
+
+def reduce(terms: LossTerms, y: Tensor, controls: ClassControls) -> Tensor:
+    """The mean loss of a batch: the one place where class controls meet the loss."""
+    nat = controls.weight_nat[y] * terms.nat
+    adv = controls.weight_adv[y] * controls.beta_scale[y] * terms.adv
+    return (nat + terms.beta * adv).mean()
+
+
+@dataclass(slots=True, kw_only=True)
+class ClassStats:
+    """Counts and sums per class: sufficient statistics that merge over batches, shards and ranks by ``+``."""
+
+    n: Tensor
+    """(K,) examples seen."""
+    n_nat: Tensor
+    """(K,) of these, examples with a natural verdict."""
+    n_adv: Tensor
+    """(K,) of these, examples with an adversarial verdict."""
+    correct_nat: Tensor
+    correct_adv: Tensor
+    loss_nat: Tensor
+    """(K,) sum of the natural terms, float64."""
+    loss_adv: Tensor
+    """(K,) sum of the adversarial terms, without beta, float64."""
+    loss: Tensor
+    """(K,) sum of the whole loss, natural plus beta times adversarial, unweighted, float64."""
+    confusion_adv: Tensor
+    """(K, K) true class by class predicted under attack."""
+    softmax_adv: Tensor
+    """(K, K) sum of the softmax under attack over the examples of each true class, float64."""
+    ce_nat: Tensor
+    ce_adv: Tensor
+    """(K,) sum of the cross-entropy on clean and on attacked images, whatever the objective minimises, float64."""
+
+    @classmethod
+    def zeros(cls, num_classes: int, device: torch.device | str = "cpu") -> ClassStats:
+        """Statistics of nothing: the neutral element of ``+``."""
+
+        def count(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        def total(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        k = num_classes
+        return cls(
+            n=count(k),
+            n_nat=count(k),
+            n_adv=count(k),
+            correct_nat=count(k),
+            correct_adv=count(k),
+            loss_nat=total(k),
+            loss_adv=total(k),
+            loss=total(k),
+            confusion_adv=count(k, k),
+            softmax_adv=total(k, k),
+            ce_nat=total(k),
+            ce_adv=total(k),
+        )
+
+    @classmethod
+    def of(cls, terms: LossTerms, y: Tensor, num_classes: int) -> ClassStats:
+        """Those of a batch, without waiting for the device."""
+        sums = _sums_by_class(terms.nat, terms.adv, terms.beta, terms.logits_nat, terms.logits_adv, y, num_classes)
+        counts, totals, confusion, softmax = sums
+        n, n_nat, n_adv, correct_nat, correct_adv = counts
+        loss_nat, loss_adv, loss, ce_nat, ce_adv = totals
+        return cls(
+            n=n,
+            n_nat=n_nat,
+            n_adv=n_adv,
+            correct_nat=correct_nat,
+            correct_adv=correct_adv,
+            loss_nat=loss_nat,
+            loss_adv=loss_adv,
+            loss=loss,
+            confusion_adv=confusion,
+            softmax_adv=softmax,
+            ce_nat=ce_nat,
+            ce_adv=ce_adv,
+        )
+
+    def __iadd__(self, other: ClassStats) -> ClassStats:
+        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        for dtype in (torch.int64, torch.float64):
+            mine, theirs = zip(*(pair for pair in pairs if pair[0].dtype == dtype), strict=True)
+            torch._foreach_add_(mine, theirs)
+        return self
+
+    def __add__(self, other: ClassStats) -> ClassStats:
+        return ClassStats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def cpu(self) -> ClassStats:
+        """The same statistics on the host, where policies work."""
+        return ClassStats(**{f.name: getattr(self, f.name).cpu() for f in fields(self)})
+
+    @property
+    def natural(self) -> Tensor:
+        """(K,) natural accuracy as a fraction; NaN for a class without verdicts."""
+        return self.correct_nat / self.n_nat
+
+    @property
+    def robust(self) -> Tensor:
+        """(K,) accuracy under attack as a fraction; NaN for a class without verdicts."""
+        return self.correct_adv / self.n_adv
+
+
+@fusible
+@torch.no_grad()
+def _sums_by_class(
+    nat: Tensor,
+    adv: Tensor,
+    beta: float,
+    logits_nat: Tensor | None,
+    logits_adv: Tensor | None,
+    y: Tensor,
+    num_classes: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The rows of examples summed into those of their classes at once: counts, totals, confusion, softmax.
+
+    In float64 counts are exact.
+    """
+    nat, adv = nat.double(), adv.double()
+    none, all_ = torch.zeros_like(nat), torch.ones_like(nat)
+    shares = guesses = nat.new_zeros(len(y), num_classes)
+    n_nat = correct_nat = ce_nat = n_adv = correct_adv = ce_adv = none
+    if logits_nat is not None:
+        n_nat, correct_nat = all_, (logits_nat.argmax(1) == y).double()
+        ce_nat = F.cross_entropy(logits_nat.double(), y, reduction="none")
+    if logits_adv is not None:
+        predicted, log_p = logits_adv.argmax(1), logits_adv.double().log_softmax(1)
+        n_adv, correct_adv = all_, (predicted == y).double()
+        ce_adv = -log_p.gather(1, y[:, None]).squeeze(1)
+        shares, guesses = log_p.exp(), F.one_hot(predicted, num_classes).double()
+    counts = [all_, n_nat, n_adv, correct_nat, correct_adv]
+    totals = [nat, adv, nat + beta * adv, ce_nat, ce_adv]
+    rows = torch.cat([torch.stack(counts + totals, 1), guesses, shares], 1)
+    table = rows.new_zeros(num_classes, rows.shape[1]).index_add_(0, y, rows)
+    counted, summed, confusion, softmax = torch.split(table, [5, 5, num_classes, num_classes], 1)
+    return counted.T.long().contiguous(), summed.T.contiguous(), confusion.long(), softmax.contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How often the model was asked about each example of a batch."""
+
+    forwards: Tensor
+    backwards: Tensor
+    """(B,) int64."""
+
+    @classmethod
+    def none(cls, size: int, device: torch.device | str = "cpu") -> Effort:
+        """Nothing asked yet."""
+        return cls(*torch.zeros(2, size, dtype=torch.int64, device=device))
+
+
+Whom = Literal["survivors", "nearest", "sample", "doubtful"]
+"""Which examples a stage attacks: all that are left, those nearest to being broken, a sample of every class, or all
+that are left where there is reason to doubt the stages before."""
+
+
+class Attack(Protocol):
+    """Looks for a misclassified point in the ball around each image. A frozen dataclass; its repr is its identity."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        eps_scale: Tensor | None = None,
+        generator: Randomness = None,
+        targets: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class MeasuredAttack(Attack, Protocol):
+    """An attack that says what it cost, and what it is made of."""
+
+    @property
+    def black_box(self) -> bool:
+        """Whether it works without the model's gradients."""
+
+    def run(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        eps_scale: Tensor | None = None,
+        generator: Randomness = None,
+    ) -> tuple[Tensor, Effort]:
+        """The same as a call, with the passes through the model that each example took."""
+
+    def variants(self) -> Mapping[str, MeasuredAttack]:
+        """The attacks it tries side by side, to keep whichever is strongest; none if it is a single one."""
+
+    def stages(self, num_classes: int) -> Mapping[str, MeasuredAttack]:
+        """The attacks it runs in turn, each on what the ones before left; none if it is a single one."""
+
+    def whom(self, stage: str) -> Whom:
+        """Which of the examples that the stages before left a stage is for."""
+
+
+class Corruption(Protocol):
+    """A change of the images that knows no model and no ball. A frozen dataclass; its repr is its identity."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def severity(self) -> int: ...
+
+    def __call__(self, x: Tensor, *, generator: Randomness = None) -> Tensor: ...
+
+
+class Objective(Protocol):
+    """Turns a batch into loss terms; makes its own adversarial examples."""
+
+    paper: ClassVar[str] = ""
+    """Whose idea it is, as in ``Zhang et al. 2019``."""
+
+    @property
+    def replays(self) -> int:
+        """Updates made on one batch."""
+        return 1
+
+    @property
+    def attack(self) -> Attack | None:
+        """The inner maximisation, or None for training without one."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        controls: ClassControls,
+        *,
+        generator: Randomness = None,
+    ) -> LossTerms:
+        """The loss of a batch: attack it, then ask for its terms."""
+        return self.under(controls).terms(model, x, self.perturb(model, x, y, controls, generator=generator), y)
+
+    def under(self, controls: ClassControls) -> Objective:
+        """The objective as these controls have it, where its terms hang on more than weights; most are as they are."""
+        return self
+
+    def perturb(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        controls: ClassControls,
+        *,
+        generator: Randomness = None,
+    ) -> Tensor:
+        """Adversarial images for a batch, each class within its own radius, and towards its own targets."""
+        if self.attack is None:
+            return x
+        targets = None if controls.targets is None else controls.targets[y]
+        return self.attack(model, x, y, eps_scale=controls.eps_scale[y], generator=generator, targets=targets)
+
+    def terms(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
+        """The terms of clean images and their adversarial ones."""
+        raise NotImplementedError
+
+    def again(self, x: Tensor, x_adv: Tensor, y: Tensor, controls: ClassControls) -> Tensor:
+        """The adversarial images of a further update on the same batch, by the gradient that the last one left."""
+        return x_adv
+
+    def on_epoch(self, model: nn.Module, epoch: int) -> None:
+        """What is to be set in the model before an epoch, counted from 1."""
+        return
+
+
+class Policy(Protocol):
+    """Turns class statistics into class controls. Subclass it and override what the paper needs."""
+
+    paper: ClassVar[str] = ""
+    """Whose idea it is, as in ``Li & Liu 2023``."""
+    turns: ClassVar[tuple[str, ...]] = ()
+    """The controls it turns."""
+    uses: ClassVar[tuple[str, ...]] = ()
+    """The statistics it looks at, as in ``val.robust``."""
+    fine_tunes: ClassVar[bool] = False
+    """Whether it is made for a model that is robust already."""
+
+    def start(self, task: Task) -> ClassControls:
+        """The controls of the first epoch."""
+        return ClassControls.uniform(task.num_classes)
+
+    def on_epoch_end(self, train: ClassStats, val: ClassStats, epoch: int) -> ClassControls | None:
+        """The controls of the next epoch, or None to keep the present ones. Epochs count from 1."""
+        return None
+
+    def on_batch(self, terms: LossTerms, y: Tensor) -> ClassControls | None:
+        """Controls for this very batch, before its loss is reduced; None to keep the epoch's.
+
+        Made on the device of ``y`` and without waiting for it, they are part of the compiled step.
+        """
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs; tensors and plain values only."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved state."""
+        if state:
+            raise ValueError(f"{type(self).__name__} keeps no state, but was given {sorted(state)}")

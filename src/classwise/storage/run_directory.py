@@ -1,0 +1,195 @@
+"""A run directory: what was asked, by which software on which machine, and the claim that no other run writes here.
+
+``run.json`` has one section for a training, one for a repair and one for an evaluation, because the evaluation of a
+trained or repaired model usually lies beside its checkpoints. A section carries a fingerprint of everything that
+decides the result; a directory whose fingerprint differs holds another run and is left alone.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+import classwise
+from classwise.core.errors import InputError
+from classwise.metrics.counts import Ints
+from classwise.storage.files import read_json, write_json
+
+SCHEMA = "classwise/run/1"
+Section = Literal["training", "evaluation", "repair"]
+SECTIONS: tuple[Section, ...] = get_args(Section)
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """A place on disk for one training, one evaluation, or an evaluation beside its training."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def validation(self) -> Path:
+        return self.path / "validation.json"
+
+    @property
+    def verdicts(self) -> Path:
+        return self.path / "verdicts.parquet"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+    @property
+    def examples(self) -> Path:
+        return self.path / "examples.json"
+
+    @property
+    def page(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def margins(self) -> Path:
+        """The margin matrix of the evaluated images."""
+        return self.path / "margins.parquet"
+
+    @property
+    def validation_margins(self) -> Path:
+        """That of the images a training held out."""
+        return self.path / "validation-margins.parquet"
+
+    @property
+    def repair(self) -> Path:
+        return self.path / "repair.json"
+
+    def read(self) -> dict[str, Any]:
+        """The contents of run.json; empty where there is none."""
+        file = self.path / "run.json"
+        if not file.exists():
+            return {"schema": SCHEMA}
+        contents = read_json(file)
+        if not isinstance(contents, dict):
+            raise InputError(f"{file} is not the record of a run: expected an object, got {contents!r:.40}")
+        for section in SECTIONS:
+            if not isinstance(contents.get(section, {}), dict):
+                raise InputError(f"{file} is not the record of a run: {section} is {contents[section]!r:.40}")
+        return contents
+
+    def made(self) -> dict[str, Any]:
+        """The section that made the model of this directory, a training or a repair; empty where there is none."""
+        contents = self.read()
+        found: dict[str, Any] = contents.get("training", contents.get("repair", {}))
+        return found
+
+    def held_out(self, total: int) -> Ints:
+        """Which of so many training images were held out for validation."""
+        record = read_json(self.validation)
+        indices = record.get("indices") if isinstance(record, dict) else None
+        if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < total for index in indices):
+            raise InputError(f"{self.validation} does not tell which of {total} images were held out")
+        return np.unique(np.asarray(indices, dtype=np.int64))
+
+    def claim(
+        self,
+        section: Section,
+        fingerprint: str,
+        details: dict[str, Any],
+        *,
+        resume: bool,
+        beside: Section | None = None,
+    ) -> bool:
+        """Take the directory for a run. True where an earlier try of the same run left something to resume.
+
+        A directory that holds another run, or this one without ``resume``, is an error and stays untouched. What
+        lies there already of the section ``beside`` belongs to this run.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file, not a directory")
+        contents = self.read()
+        present = contents.get(section)
+        if present is None:
+            for other in SECTIONS:
+                if other in contents and other != beside:
+                    raise InputError(f"{self.path} holds the {other} of another run: choose another --out")
+            # Hidden files are temporary ones that a killed process left, or the file manager's.
+            names = [entry.name for entry in self.path.iterdir()] if self.path.exists() else []
+            foreign = sorted(name for name in names if not name.startswith("."))
+            if foreign and "run.json" not in foreign:
+                raise InputError(f"{self.path} is not empty and holds no run ({foreign[0]}): choose another --out")
+        elif present.get("fingerprint") != fingerprint:
+            changed = ", ".join(_differences(present.get("asked", {}), details.get("asked", {}))) or "its inputs"
+            raise InputError(f"{self.path} holds another {section} (differs in {changed}): choose another --out")
+        elif not resume:
+            raise InputError(f"{self.path} already holds this {section}: add --resume to continue it")
+        else:
+            return True
+        contents[section] = {
+            "fingerprint": fingerprint,
+            **details,
+            "versions": versions(),
+            "hardware": hardware(),
+            "started": _now(),
+        }
+        write_json(self.path / "run.json", contents)
+        return False
+
+    def note(self, section: Section, **details: Any) -> None:
+        """Add details to what is known of a run."""
+        contents = self.read()
+        contents[section] |= details
+        write_json(self.path / "run.json", contents)
+
+    def finish(self, section: Section, **details: Any) -> None:
+        """Note that the run is over, and what came of it."""
+        self.note(section, finished=_now(), **details)
+
+
+def versions() -> dict[str, str]:
+    """The software that decides a result."""
+    names = ("torch", "numpy", "pillow")
+    found = {"python": platform.python_version(), "classwise": classwise.__version__}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, in words."""
+    import torch
+
+    return {
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _differences(before: Any, after: Any, prefix: str = "") -> list[str]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [
+            line
+            for key in sorted(before.keys() | after.keys())
+            for line in _differences(before.get(key), after.get(key), f"{prefix}.{key}" if prefix else str(key))
+        ]
+    return [] if before == after else [f"{prefix}: {before} there, {after} asked"]
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

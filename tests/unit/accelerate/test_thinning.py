@@ -1,0 +1,63 @@
+"""Convolutions of single pixels with a stride."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from classwise.accelerate import ThinConv, thins
+from classwise.accelerate.folding import ConvReLU, folded, fused, thinned
+from classwise.models import resnet18
+
+
+def compiled(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """As a compiler sees it, with torch's own kernels."""
+    return torch.compile(module, backend="eager", dynamic=False)
+
+
+@pytest.mark.parametrize("stride", [2, (3, 1), (1, 2)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_of_the_pixels_it_looks_at_the_convolution_is_the_same(stride: int, groups: int) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(4, 6, 1, stride=stride, groups=groups).double()
+    assert thins(conv)
+    x = torch.rand(2, 4, 7, 8, dtype=torch.float64, requires_grad=True)
+    one, other = conv(x), compiled(ThinConv(conv))(x)
+    assert torch.allclose(one, other, rtol=1e-12)
+    upstream = torch.randn_like(one)
+    wanted = (x, conv.weight, conv.bias)
+    found = [torch.autograd.grad(out, wanted, upstream) for out in (one, other)]
+    assert all(torch.allclose(mine, theirs, rtol=1e-12) for mine, theirs in zip(*found, strict=True))
+
+
+def test_others_are_left_as_they_are() -> None:
+    others = [
+        nn.Conv2d(3, 4, 1),
+        nn.Conv2d(3, 4, 3, stride=2),
+        nn.Conv2d(3, 4, (1, 3), stride=2),
+        nn.Conv2d(3, 4, 1, stride=2, padding=1),
+        nn.Linear(3, 4),
+    ]
+    assert not any(thins(layer) for layer in others)
+
+
+def test_the_shortcuts_of_a_network_are_thinned() -> None:
+    torch.manual_seed(0)
+    plain = fused(folded(resnet18(num_classes=7).double()))
+    thin = thinned(copy.deepcopy(plain))
+    assert sum(isinstance(module, ThinConv) for module in thin.modules()) == 3
+    x = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    assert torch.allclose(compiled(thin)(x), plain(x), rtol=1e-10)
+
+
+def test_what_became_a_kernel_with_its_relu_stays_one() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1, stride=2), nn.ReLU(), nn.Flatten()).eval()
+    thin = thinned(fused(folded(copy.deepcopy(model))))
+    assert any(isinstance(module, ConvReLU) for module in thin.modules())
+    assert not any(isinstance(module, ThinConv) for module in thin.modules())
+    x = torch.rand(2, 3, 4, 4)
+    assert torch.equal(thin(x), model(x))

@@ -1,0 +1,98 @@
+"""Jobs in processes of their own: results, what they tell, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from classwise.core.errors import Diverged, InputError
+from classwise.training.workers import Tell, done_by
+
+LINUX = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes where Linux shows them")
+
+
+def square(number: int, tell: Tell) -> int:
+    tell(("began", number))
+    time.sleep(0.2 if number == 1 else 0.0)
+    tell(("did", number))
+    return number**2
+
+
+def diverge(number: int, tell: Tell) -> int:
+    if number < 2:
+        raise Diverged(f"number {number}")
+    tell(number)
+    return number
+
+
+def refuse(number: int, tell: Tell) -> int:
+    if number == 0:
+        raise InputError("not this")
+    time.sleep(60)
+    return number
+
+
+def where(_: int, tell: Tell) -> tuple[int, int]:
+    return os.getpid(), torch.get_num_threads()
+
+
+def nap(seconds: float, tell: Tell) -> None:
+    tell("began")
+    time.sleep(seconds)
+
+
+def test_results_come_in_order_and_everything_told_is_heard() -> None:
+    heard: list[tuple[str, int]] = []
+    assert done_by(2, square, [1, 2, 3], heard.append) == [1, 4, 9]
+    assert sorted(heard) == [(what, number) for what in ("began", "did") for number in (1, 2, 3)]
+    assert all(heard.index(("began", number)) < heard.index(("did", number)) for number in (1, 2, 3))
+
+
+def test_what_diverges_keeps_nobody_from_the_end_and_the_first_is_told() -> None:
+    heard: list[int] = []
+    with pytest.raises(Diverged, match="number 0"):
+        done_by(2, diverge, [0, 1, 2, 3], heard.append)
+    assert sorted(heard) == [2, 3]
+
+
+def test_whatever_else_goes_wrong_ends_all() -> None:
+    began = time.monotonic()
+    with pytest.raises(InputError, match="not this"):
+        done_by(2, refuse, [0, 1, 2, 3])
+    assert time.monotonic() - began < 50
+
+
+def test_they_are_other_processes_and_share_the_cores() -> None:
+    (first, threads), (second, _) = done_by(2, where, [0, 1])
+    assert os.getpid() not in (first, second)
+    assert threads == max(1, (os.cpu_count() or 1) // 2)
+
+
+def test_they_are_some() -> None:
+    with pytest.raises(InputError, match="workers = 0: expected at least 1"):
+        done_by(0, square, [1])
+
+
+@LINUX
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
+def test_they_end_with_whoever_asked(blow: signal.Signals) -> None:
+    """They hold its output open for as long as they live."""
+    process = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "began\n"
+    process.send_signal(blow)
+    out, err = process.communicate(timeout=50)
+    assert set(out.split()) <= {"began"}
+    assert err.count("Traceback") == (blow == signal.SIGINT)  # that of the program itself, and none of a worker's
+    assert process.returncode != 0
+
+
+if __name__ == "__main__":
+    done_by(2, nap, [60, 60], lambda said: print(said, flush=True))
