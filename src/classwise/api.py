@@ -12,11 +12,11 @@ from typing import Any, cast, get_args
 import torch
 from torch import nn
 
-from classwise.accelerate import EngineName
 from classwise.attacks import Transfer
 from classwise.config.plugins import absolute
 from classwise.config.recipes import Recipe, load_recipe
 from classwise.config.spec import Spec, build
+from classwise.core.choices import EngineName
 from classwise.core.errors import InputError, one_line, unknown
 from classwise.core.model_calls import device_of
 from classwise.core.progress import SILENT, Progress

@@ -3,10 +3,9 @@
 from classwise.accelerate.graphs import recorded
 from classwise.accelerate.halves import fits, halves, widened
 from classwise.accelerate.thinning import ThinConv, thins
-from classwise.accelerate.twin import EngineName, Twin, give_back, searcher, twin_of
+from classwise.accelerate.twin import Twin, give_back, searcher, twin_of
 
 __all__ = [
-    "EngineName",
     "ThinConv",
     "Twin",
     "fits",

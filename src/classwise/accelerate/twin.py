@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor, fx, nn
@@ -25,11 +24,9 @@ from classwise.accelerate.folding import ConvReLU, folded, folded_weights, fused
 from classwise.accelerate.graphs import LARGEST, Graphs, Loops
 from classwise.accelerate.halves import fits, halves, widened
 from classwise.accelerate.thinning import ThinConv
+from classwise.core.choices import EngineName
 from classwise.core.model_calls import State, Step, device_of, dtype_of, exact, frozen, logits_of, stepped
 
-EngineName = Literal["auto", "eager", "compiled"]
-"""``eager``: the model as it is, the reference. ``auto``: a twin where one can be had. ``compiled``: the same, with a
-warning where none can."""
 CHECKED = {False: 16, True: 64}
 """Images on which a twin is compared with its model, by whether its body is in bfloat16."""
 CLOSE = 0.1

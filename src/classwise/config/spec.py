@@ -11,29 +11,15 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
-from fractions import Fraction
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from classwise.core.errors import InputError, unknown
+from classwise.core.numbers import parse_number
 
 T = TypeVar("T")
-
-
-def parse_number(value: object) -> object:
-    """Read ``8/255`` as a number; anything else is left for the type's own conversion.
-
-    >>> parse_number("8/255") == 8 / 255, parse_number("0.031")
-    (True, '0.031')
-    """
-    if isinstance(value, str) and "/" in value:
-        try:
-            return float(Fraction(value.replace(" ", "")))
-        except (ValueError, ZeroDivisionError, OverflowError):
-            raise ValueError(f"{value!r} is not a number like 0.03 or 8/255") from None
-    return value
 
 
 def split_list(value: object) -> object:

@@ -14,9 +14,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from classwise.config.spec import parse_number
 from classwise.core.errors import InputError, unknown
 from classwise.core.fusing import fusible
+from classwise.core.numbers import parse_number
 from classwise.core.streams import Noise
 
 Norm = Literal["Linf", "L2"]

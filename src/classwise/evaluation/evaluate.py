@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from classwise.accelerate import EngineName, Twin, give_back, searcher
+from classwise.accelerate import Twin, give_back, searcher
 from classwise.attacks import ATTACKS
+from classwise.core.choices import EngineName
 from classwise.core.errors import InputError
 from classwise.core.model_calls import count_outputs, device_of, has_gradients
 from classwise.core.progress import Progress

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from classwise.accelerate import EngineName, give_back, searcher
+from classwise.accelerate import give_back, searcher
 from classwise.attacks.cosine_pgd import MarginSearch
+from classwise.core.choices import EngineName
 from classwise.core.errors import InputError
 from classwise.core.model_calls import blamed_on_the_model, device_of, has_gradients
 from classwise.core.progress import SILENT, Progress

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from classwise.accelerate.threads import fitting_threads
+from classwise.core.choices import Rule
 from classwise.core.errors import Diverged, InputError, one_line
 from classwise.core.model_calls import frozen, logits_of
 from classwise.core.progress import Epoch, Progress
@@ -40,7 +41,7 @@ from classwise.training.loggers import Logger, Loggers
 from classwise.training.optimizers import OptimizerSettings
 from classwise.training.phases import Phase, phase_of
 from classwise.training.schedules import Schedule
-from classwise.training.selection import Rule, score
+from classwise.training.selection import score
 from classwise.training.team import ALONE, Team
 from classwise.training.weight_perturbation import WeightPerturbation
 

@@ -5,15 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from torch import Tensor
 
+from classwise.core.choices import Rule
 from classwise.core.types import ClassStats
-
-Rule = Literal["robust+worst", "robust", "worst", "worst-loss", "natural", "last"]
-"""robust+worst: average plus worst-class robust accuracy; robust, worst: either alone; worst-loss: the smallest
-loss of the worst class (Li & Liu 2023); natural: average natural accuracy; last: whatever the epochs before were."""
 
 
 def score(rule: Rule, val: ClassStats) -> float:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from classwise.config.spec import Number, Spec, build, convert, parse_number
+from classwise.config.spec import Number, Spec, build, convert
 from classwise.core.errors import InputError, unknown
+from classwise.core.numbers import parse_number
 
 
 @dataclass(frozen=True, kw_only=True)

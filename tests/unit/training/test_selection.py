@@ -5,8 +5,9 @@ from typing import get_args
 import pytest
 import torch
 
+from classwise.core.choices import Rule
 from classwise.core.types import ClassStats
-from classwise.training.selection import Rule, score
+from classwise.training.selection import score
 
 
 def stats(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from classwise.config.spec import parse_number
+from classwise.core.numbers import parse_number
 
 SAME_RADIUS = 1e-6
 """Relative difference up to which two radii are one: a library may hold 8/255 in single precision."""

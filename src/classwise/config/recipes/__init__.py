@@ -13,12 +13,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from classwise.accelerate import EngineName
 from classwise.config.plugins import is_attribute_spec
 from classwise.config.spec import Number, Spec, first_line
+from classwise.core.choices import EngineName, Rule
 from classwise.core.errors import InputError, unknown
 from classwise.core.threat import Norm, Threat
-from classwise.training.selection import Rule
 
 SPECS = ("model", "objective", "policy", "validation_attack", "optimizer", "schedule")
 """Keys that pick something registered: a name, a ``name:key=value`` text, or a table with a name."""

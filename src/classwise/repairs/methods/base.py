@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor, nn
 
-from classwise.accelerate import EngineName
+from classwise.core.choices import EngineName
 from classwise.core.progress import SILENT, Progress
 from classwise.core.threat import Threat
 from classwise.data import ImageSet, ordered

@@ -1,0 +1,19 @@
+"""Numbers as users write them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+
+def parse_number(value: object) -> object:
+    """Read ``8/255`` as a number; anything else is left for the type's own conversion.
+
+    >>> parse_number("8/255") == 8 / 255, parse_number("0.031")
+    (True, '0.031')
+    """
+    if isinstance(value, str) and "/" in value:
+        try:
+            return float(Fraction(value.replace(" ", "")))
+        except (ValueError, ZeroDivisionError, OverflowError):
+            raise ValueError(f"{value!r} is not a number like 0.03 or 8/255") from None
+    return value
