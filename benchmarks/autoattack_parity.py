@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import classwise as cw
-from classwise.api import pick_device
+from classwise.core.devices import pick_device
 from classwise.models.load import load_model
 from classwise.reporting import ClassReport
 from classwise.storage.verdicts import Verdicts

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 import classwise as cw
-from classwise.api import pick_device
+from classwise.core.devices import pick_device
 from classwise.core.threat import Threat
 from classwise.data import ImageSet, balanced_split, load_data
 from classwise.evaluation.margins import MarginSettings, find_margins

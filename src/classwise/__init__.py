@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from classwise import analysis, attacks, data, metrics, models, objectives, policies, reporting
-    from classwise.api import evaluate, repair, train, train_together
+    from classwise.api.evaluate import evaluate
+    from classwise.api.repair import repair
+    from classwise.api.train import train, train_together
     from classwise.config import recipes
     from classwise.reporting import ClassReport, Comparison, compare, load_report
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "evaluate": "classwise.api",
-    "repair": "classwise.api",
-    "train": "classwise.api",
-    "train_together": "classwise.api",
+    "evaluate": "classwise.api.evaluate",
+    "repair": "classwise.api.repair",
+    "train": "classwise.api.train",
+    "train_together": "classwise.api.train",
     "compare": "classwise.reporting",
     "load_report": "classwise.reporting",
     "ClassReport": "classwise.reporting",

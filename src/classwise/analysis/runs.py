@@ -14,7 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from classwise.analysis.subject import Subject
-from classwise.api import evaluate, train_together
+from classwise.api.evaluate import evaluate
+from classwise.api.train import train_together
 from classwise.config.recipes import Recipe, load_recipe
 from classwise.config.spec import first_line
 from classwise.core.errors import InputError

@@ -47,8 +47,9 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Time attacks; with --peers beside torchattacks, foolbox, ART and AutoAttack, where they are installed."""
-    from classwise.api import checked_engine, pick_device
+    from classwise.api.resolve import checked_engine
     from classwise.bench.evaluate import bench_evaluation
+    from classwise.core.devices import pick_device
     from classwise.evaluation.suite import read_attack, read_suite
 
     place = pick_device(device)
@@ -90,9 +91,9 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Time training steps; with --peers beside plain float32 PyTorch as published code has it (TRADES, Madry)."""
-    from classwise.api import pick_device
     from classwise.bench.train import bench_training
     from classwise.config.recipes import load_recipe, parse_overrides
+    from classwise.core.devices import pick_device
     from classwise.training.plan import make_plan
 
     changes = parse_overrides(override or [])
@@ -117,8 +118,8 @@ def train(
 @guarded
 def growth(rounds: Rounds = 5, device: Device = None, out: Out = None, as_json: Json = False) -> None:
     """Fit how time and memory of an attack grow with images, classes, image size and steps."""
-    from classwise.api import pick_device
     from classwise.bench.growth import bench_growth
+    from classwise.core.devices import pick_device
 
     place = pick_device(device)
     _finish(lambda: bench_growth(place, rounds=rounds, progress=ConsoleProgress()), out, as_json)

@@ -13,7 +13,7 @@ from classwise.cli.launch import in_processes, leading
 from classwise.reporting.text import plain
 
 if TYPE_CHECKING:
-    from classwise.api import Run
+    from classwise.api.train import Run
 
 
 @guarded

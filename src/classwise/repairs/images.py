@@ -92,21 +92,6 @@ def fitting_images(
     )
 
 
-def validation_images(run: Path, progress: Progress = SILENT) -> tuple[ImageSet, Ints] | None:
-    """The validation images of a run's training, or None if it had none or the data set has changed."""
-    directory = RunDirectory(run)
-    made = directory.made()
-    data = made.get("asked", {}).get("data")
-    name = data.get("name") if isinstance(data, dict) else None
-    if not isinstance(name, str) or not directory.validation.is_file():
-        return None
-    images = load_data(name, split="train", progress=progress)
-    if images.digest() != made.get("data_digest"):
-        return None
-    index = directory.held_out(len(images))
-    return (images, index) if len(index) else None
-
-
 def test_split(data: Any, test: Any, fitting: FittingImages, progress: Progress) -> ImageSet:
     """The test images: ``test`` if given, else the test split of named data. They must not be fitting images."""
     if test is None and not isinstance(data, str | Path):

@@ -14,6 +14,7 @@ import numpy as np
 from torch import nn
 
 from classwise.config.plugins import absolute
+from classwise.config.recipes import repaired_recipe
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
 from classwise.core.threat import Threat
@@ -281,12 +282,6 @@ def _info(original: Original, report: RepairReport, directory: RunDirectory | No
         "spec": str(directory.path),
         "trained": repaired_recipe(original.trained, report.method, report.choice),
     }
-
-
-def repaired_recipe(trained: Mapping[str, Any], method: str, choice: str | None) -> dict[str, Any]:
-    """The recipe of a repaired model: that of the original, with the repair."""
-    name = {"name": f"{trained['name']} + {method} repair"} if "name" in trained else {}
-    return {**trained, **name, "repaired": {"name": method, "choice": choice}}
 
 
 def parse_floor(floor: float | None) -> float | None:

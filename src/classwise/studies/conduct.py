@@ -12,7 +12,8 @@ from pathlib import Path
 from classwise.analysis import QUESTIONS, Answer, Subject, ask
 from classwise.analysis.runs import each_done
 from classwise.analysis.save import write
-from classwise.api import evaluate, train
+from classwise.api.evaluate import evaluate
+from classwise.api.train import train
 from classwise.config.recipes import Recipe, load_recipe
 from classwise.core.errors import InputError, unknown
 from classwise.core.progress import SILENT, Progress

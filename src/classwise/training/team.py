@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from classwise.core.errors import InputError
 from classwise.core.types import ClassStats, LossTerms
 
 T = TypeVar("T")
@@ -161,13 +160,3 @@ def assembled(device: torch.device) -> Iterator[Team]:
     finally:
         if not begun:
             dist.destroy_process_group()
-
-
-def device_among(device: torch.device) -> torch.device:
-    """A device without a number as that of this process, where several were started on one machine."""
-    place, number = os.environ.get("LOCAL_RANK"), device.index
-    if device.type != "cuda" or number is not None or place is None:
-        return device
-    if int(place) >= (there := torch.cuda.device_count()):
-        raise InputError(f"process {int(place) + 1} on this machine has no GPU of its own: there are {there}")
-    return torch.device("cuda", int(place))

@@ -270,7 +270,7 @@ def test_demo_from_nothing_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def short(recipe: str, overrides: dict[str, object] | None = None) -> Recipe:
         return load_recipe(recipe, {**(overrides or {}), "epochs": 2})
 
-    monkeypatch.setattr("classwise.api.load_recipe", short)
+    monkeypatch.setattr("classwise.api.train.load_recipe", short)
     code, out, _ = invoke("demo", "--out", tmp_path / "demo")
     assert code == 0
     page = tmp_path / "demo" / "index.html"

@@ -247,3 +247,9 @@ def _explain(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{key} is missing: {known[str(first['loc'][-1])].description or 'it is needed'}"
     return f"{key} = {first['input']!r:.80}: {first_line(error)}"
+
+
+def repaired_recipe(trained: Mapping[str, Any], method: str, choice: str | None) -> dict[str, Any]:
+    """The recipe of a repaired model: that of the original, with the repair."""
+    name = {"name": f"{trained['name']} + {method} repair"} if "name" in trained else {}
+    return {**trained, **name, "repaired": {"name": method, "choice": choice}}

@@ -1,0 +1,151 @@
+"""``classwise.train``: recipes to run directories, with the repair that a recipe may end with."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from classwise.api.repair import repair
+from classwise.config.plugins import absolute
+from classwise.config.recipes import Recipe, load_recipe
+from classwise.config.spec import Spec
+from classwise.core.devices import pick_device
+from classwise.core.errors import InputError
+from classwise.core.progress import SILENT, Progress
+from classwise.models.load import load_model
+from classwise.storage.files import digest_json
+from classwise.storage.run_directory import RunDirectory, versions
+from classwise.training.apart import fit_apart
+from classwise.training.loggers import Logger, make_loggers
+from classwise.training.loop import Job, Outcome, fit
+from classwise.training.plan import make_plan
+from classwise.training.team import Team, assembled
+from classwise.training.workers import check_workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A finished training."""
+
+    directory: Path
+    recipe: Recipe
+    outcome: Outcome
+    classes: tuple[str, ...]
+    repaired: Path | None = None
+    """The run directory of the repair that the recipe ends with."""
+
+    def load(self, which: str = "best") -> nn.Module:
+        """The trained model: ``best`` on validation, or ``last``."""
+        return load_model(f"{self.directory}@{which}")
+
+
+def train(
+    recipe: str | Path | Recipe,
+    *,
+    out: str | Path,
+    resume: bool = False,
+    device: str | torch.device | None = None,
+    loggers: Sequence[str | Logger] = (),
+    progress: Progress = SILENT,
+    **overrides: Any,
+) -> Run:
+    """Train by a recipe (its name, a path or an object) into a run directory; keywords override its keys.
+
+    ``loggers``: tensorboard, mlflow, or objects with the methods of ``Logger``; they change nothing of what is trained.
+    """
+    recipe = load_recipe(recipe, overrides)
+    return train_together({out: recipe}, resume=resume, device=device, loggers=loggers, progress=progress)[0]
+
+
+def train_together(
+    recipes: Mapping[str | Path, str | Path | Recipe],
+    *,
+    resume: bool = False,
+    device: str | torch.device | None = None,
+    workers: int = 1,
+    loggers: Sequence[str | Logger] = (),
+    progress: Progress = SILENT,
+) -> list[Run]:
+    """Train several recipes side by side, each into the run directory it stands under.
+
+    They take turns in this process, or with ``workers`` so many at a time have processes of their own, which share the
+    cores and the GPU. What comes out is what each would have come to alone, on a CPU to the rounding of fewer threads.
+    """
+    if not recipes:
+        raise InputError("there is no recipe to train by")
+    check_workers(workers)
+    read = {RunDirectory(Path(out).expanduser()): load_recipe(recipe) for out, recipe in recipes.items()}
+    with assembled(pick_device(device)) as team:
+        if not team.leads:
+            loggers, progress = (), SILENT
+        if workers > 1 and team.size > 1:
+            raise InputError("workers have whole runs, processes share the batches of one: choose either")
+        return _train(read, team, resume, workers, make_loggers(loggers), progress)
+
+
+def _train(
+    read: Mapping[RunDirectory, Recipe],
+    team: Team,
+    resume: bool,
+    workers: int,
+    loggers: Sequence[Logger],
+    progress: Progress,
+) -> list[Run]:
+    plans = team.first(lambda: [make_plan(recipe, team.device, progress, team) for recipe in read.values()])
+    jobs = []
+    for (directory, recipe), plan in zip(read.items(), plans, strict=True):
+        asked = recipe.model_dump()
+        digests = [phase.images.digest() for phase in plan.phases]
+        fingerprint = digest_json([asked, digests, versions()["classwise"], versions()["torch"]])
+        details = {
+            "asked": {**asked, "model": absolute(str(Spec.parse(recipe.model)))},
+            "num_classes": plan.num_classes,
+            "in_channels": plan.images.images.shape[1],
+            "data_digest": plan.images.digest(),
+        }
+        claimed = partial(directory.claim, "training", fingerprint, details, resume=resume)
+        jobs.append(Job(plan, directory, team.leaders(claimed)))
+    if workers == 1:
+        outcomes = fit(jobs, progress, loggers)
+    else:
+        anew = [partial(make_plan, recipe, team.device) for recipe in read.values()]
+        outcomes = fit_apart(jobs, anew, workers, progress, loggers)
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        best = {"best_epoch": outcome.best_epoch, "best_score": outcome.best_score, "rule": job.plan.select}
+        if team.leads:
+            job.directory.finish("training", **best)
+    return [
+        Run(
+            directory=directory.path,
+            recipe=recipe,
+            outcome=outcome,
+            classes=plan.task.classes,
+            repaired=_repaired(directory, recipe, team, progress),
+        )
+        for (directory, recipe), plan, outcome in zip(read.items(), plans, outcomes, strict=True)
+    ]
+
+
+def _repaired(directory: RunDirectory, recipe: Recipe, team: Team, progress: Progress) -> Path | None:
+    """The repair that a recipe ends with, fitted to the run's validation images; it is judged by later evaluations."""
+    wanted = recipe.repair
+    if wanted is None:
+        return None
+    out = directory.path / "repaired"
+    if team.leads:
+        settings: dict[str, Any] = {"floor": wanted.floor, "rule": wanted.rule, "method": wanted.method}
+        how: dict[str, Any] = {"device": team.device, "seed": recipe.seed, "engine": recipe.engine}
+        data = recipe.data_at_the_end
+        try:
+            repair(directory.path, data, out=out, evaluate=False, resume=True, progress=progress, **settings, **how)
+        except InputError as error:  # the training is finished and stays
+            warnings.warn(f"{directory.path} was trained but not repaired: {error}", stacklevel=2)
+            return None
+    return out
