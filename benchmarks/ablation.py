@@ -28,12 +28,12 @@ import numpy as np
 import torch
 
 import classwise as cw
-from classwise.accelerate import folding, graphs, twin
+from classwise.accelerate import cuda_graphs, folding, optimized_copy
 from classwise.attacks import CosinePGD, aimed, square
 from classwise.config.recipes import load_recipe
 from classwise.data import load_data
 from classwise.models.load import load_model
-from classwise.training import compiled, views
+from classwise.training import compiled, model_views
 from classwise.training.loop import make_engine
 from classwise.training.plan import make_plan
 
@@ -49,8 +49,8 @@ def changed(place: Any, name: str, value: Any) -> Switch:
 @contextmanager
 def float32_body() -> Iterator[None]:
     """The twin without bfloat16."""
-    plain = twin.twin_of
-    with mock.patch.object(twin, "twin_of", lambda model, x, **_: plain(model, x, lowered=False)):
+    plain = optimized_copy.twin_of
+    with mock.patch.object(optimized_copy, "twin_of", lambda model, x, **_: plain(model, x, lowered=False)):
         yield
 
 
@@ -72,12 +72,12 @@ EVALUATION = (
     Variant("everything on"),
     Variant("no twin: the model in eager float32 (TF32)", engine="eager"),
     Variant("no bfloat16", (float32_body,)),
-    Variant("no folding", (changed(twin, "_WAYS", ("as it is",)),)),
-    Variant("no fused kernels", (changed(twin, "_WAYS", ("folded", "as it is")),)),
-    Variant("first layer in float32, not in two halves", (changed(twin, "fits", never),)),
+    Variant("no folding", (changed(optimized_copy, "_WAYS", ("as it is",)),)),
+    Variant("no fused kernels", (changed(optimized_copy, "_WAYS", ("folded", "as it is")),)),
+    Variant("first layer in float32, not in two halves", (changed(optimized_copy, "fits", never),)),
     Variant("no channels last", (changed(torch, "channels_last", torch.contiguous_format),)),
-    Variant("no CUDA graphs", (changed(graphs, "LARGEST", 0), changed(twin, "LARGEST", 0))),
-    Variant("CUDA graphs of passes, not of whole steps", (changed(twin.Twin, "repeat_steps", None),)),
+    Variant("no CUDA graphs", (changed(cuda_graphs, "LARGEST", 0), changed(optimized_copy, "LARGEST", 0))),
+    Variant("CUDA graphs of passes, not of whole steps", (changed(optimized_copy.Twin, "repeat_steps", None),)),
     Variant("no targets side by side", (changed(aimed, "ROOM", {False: 1, True: 1}),)),
     Variant("Square does not run ahead", (changed(square, "ROOM", {False: 0, True: 0}),)),
     Variant("targets by their logits", (changed(CosinePGD, "order", aimed.AimedAttack.order),)),
@@ -127,12 +127,15 @@ TRAINING = (
     Variant("everything on"),
     Variant("no torch.compile", (changed(compiled, "compiled", as_it_is),)),
     Variant("two passes instead of a pair", (changed(compiled.Stand, "both", None),)),
-    Variant("no folding in the attack", (changed(twin, "_WAYS", ("as it is",)),)),
-    Variant("no fused kernels in the attack", (changed(twin, "_WAYS", ("folded", "as it is")),)),
-    Variant("shortcuts with their stride", (changed(folding, "thins", never), changed(views, "thins", never))),
-    Variant("first layer in float32, not in two halves", (changed(twin, "fits", never), changed(views, "fits", never))),
+    Variant("no folding in the attack", (changed(optimized_copy, "_WAYS", ("as it is",)),)),
+    Variant("no fused kernels in the attack", (changed(optimized_copy, "_WAYS", ("folded", "as it is")),)),
+    Variant("shortcuts with their stride", (changed(folding, "thins", never), changed(model_views, "thins", never))),
+    Variant(
+        "first layer in float32, not in two halves",
+        (changed(optimized_copy, "fits", never), changed(model_views, "fits", never)),
+    ),
     Variant("kernels by cuDNN's guess", (changed(compiled, "kernels_by_trial", nullcontext),)),
-    Variant("logits by cuBLAS", (changed(twin, "FEW", 0),)),
+    Variant("logits by cuBLAS", (changed(optimized_copy, "FEW", 0),)),
     Variant("no fused losses and steps", (changed(compiled, "fusing", nullcontext),)),
     Variant("float32", engine="fp32"),
     Variant("no CUDA graph, no twin: eager bf16", engine="eager-bf16"),

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from classwise.accelerate.thinning import ThinConv, thins
+from classwise.accelerate.strided_pointwise import ThinConv, thins
 
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 _RELUS = (F.relu, torch.relu, "relu", "relu_")

@@ -22,11 +22,11 @@ from classwise.core.progress import SILENT, Progress
 from classwise.models.load import load_model
 from classwise.storage.files import digest_json
 from classwise.storage.run_directory import RunDirectory, versions
-from classwise.training.apart import fit_apart
+from classwise.training.distributed import Team, assembled
 from classwise.training.loggers import Logger, make_loggers
 from classwise.training.loop import Job, Outcome, fit
 from classwise.training.plan import make_plan
-from classwise.training.team import Team, assembled
+from classwise.training.processes import fit_apart
 from classwise.training.workers import check_workers
 
 

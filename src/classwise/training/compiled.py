@@ -28,7 +28,7 @@ from classwise.core.model_calls import logits_of
 from classwise.core.streams import Randomness
 from classwise.core.types import ClassControls, ClassStats
 from classwise.training.engine import Engine, Precision
-from classwise.training.views import lowered, paired
+from classwise.training.model_views import lowered, paired
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from classwise.core.errors import InputError
 from classwise.core.streams import Randomness
 from classwise.core.types import ClassControls, ClassStats, LossTerms, Objective, Policy, reduce
 from classwise.training.averaging import Average
-from classwise.training.team import ALONE, Team
-from classwise.training.views import lowered, shared
+from classwise.training.distributed import ALONE, Team
+from classwise.training.model_views import lowered, shared
 from classwise.training.weight_perturbation import WeightPerturbation
 
 Precision = Literal["fp32", "bf16"]

@@ -34,15 +34,15 @@ from classwise.storage.run_directory import RunDirectory
 from classwise.training.averaging import FAWA, Average, FAWASettings, WeightAverage
 from classwise.training.checkpoint import load_state, save_state, save_weights
 from classwise.training.compiled import CompiledEngine
+from classwise.training.distributed import ALONE, Team
 from classwise.training.engine import Engine, Precision
-from classwise.training.guard import STRONGEST, Guard, robust_share
 from classwise.training.history import Record, controls_record, summary, write_history
 from classwise.training.loggers import Logger, Loggers
 from classwise.training.optimizers import OptimizerSettings
+from classwise.training.overfitting import STRONGEST, Guard, robust_share
 from classwise.training.phases import Phase, phase_of
 from classwise.training.schedules import Schedule
 from classwise.training.selection import score
-from classwise.training.team import ALONE, Team
 from classwise.training.weight_perturbation import WeightPerturbation
 
 CHECK_EVERY = 50

@@ -31,14 +31,14 @@ from classwise.storage.files import digest
 from classwise.storage.run_directory import RunDirectory
 from classwise.training.averaging import FAWASettings
 from classwise.training.compatibility import conflict
+from classwise.training.distributed import ALONE, Team
 from classwise.training.engine import Precision, check_precision
-from classwise.training.guard import Guard
 from classwise.training.loop import Plan
 from classwise.training.optimizers import OPTIMIZERS
+from classwise.training.overfitting import Guard
 from classwise.training.phases import Phase
 from classwise.training.pseudo_labels import pseudo_labelled
 from classwise.training.schedules import SCHEDULES
-from classwise.training.team import ALONE, Team
 from classwise.training.weight_perturbation import WeightPerturbation
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
-from classwise.training.team import ALONE, Team
+from classwise.training.distributed import ALONE, Team
 
 
 @dataclass(frozen=True, kw_only=True)

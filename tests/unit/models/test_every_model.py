@@ -16,7 +16,7 @@ from classwise.config.spec import build as build_spec
 from classwise.core.model_calls import both, exact
 from classwise.models import MODELS, HypersphereHead
 from classwise.models.load import load_model
-from classwise.training.views import HalvedConv, InFloat32, lowered, paired
+from classwise.training.model_views import HalvedConv, InFloat32, lowered, paired
 
 SETTINGS = {"wide-resnet": "depth=10,width=1", "small-cnn": "dropout=0"}  # too large; random in training
 ONE_SIZE = {"digits-cnn": 8, "small-cnn": 28}

@@ -18,7 +18,7 @@ from torch import nn
 import classwise as cw
 from classwise.accelerate import twin_of
 from classwise.accelerate.folding import folded
-from classwise.accelerate.twin import _lower
+from classwise.accelerate.optimized_copy import _lower
 from classwise.config.recipes import load_recipe
 from classwise.config.spec import settings_of
 from classwise.core.errors import InputError

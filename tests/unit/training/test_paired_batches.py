@@ -13,7 +13,7 @@ from torch import nn
 
 from classwise.core.model_calls import both
 from classwise.models import digits_cnn, preact_resnet18, resnet18
-from classwise.training.views import PairedNorm, paired
+from classwise.training.model_views import PairedNorm, paired
 
 
 @pytest.mark.parametrize(

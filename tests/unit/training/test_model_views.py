@@ -15,7 +15,7 @@ from classwise.core.errors import InputError
 from classwise.core.model_calls import logits_of
 from classwise.models import preact_resnet18, resnet18
 from classwise.training.engine import check_precision
-from classwise.training.views import HalvedConv, InFloat32, lowered
+from classwise.training.model_views import HalvedConv, InFloat32, lowered
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

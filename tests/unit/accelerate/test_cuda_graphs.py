@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import classwise as cw
+from classwise.accelerate import cuda_graphs as module
 from classwise.accelerate import give_back, twin_of
-from classwise.accelerate import graphs as module
-from classwise.accelerate.graphs import LARGEST, WORTH_IT, Graphs, Loops
+from classwise.accelerate.cuda_graphs import LARGEST, WORTH_IT, Graphs, Loops
 from classwise.attacks import APGD, FAB, PGD, CosinePGD, Square
 from classwise.attacks.base import BallAttack
 from classwise.core.streams import ExampleNoise
@@ -144,7 +144,7 @@ def test_attacks_find_the_same_by_replays(attack: BallAttack, monkeypatch: pytes
     found = []
     for largest in (LARGEST, 0):
         monkeypatch.setattr(module, "LARGEST", largest)
-        monkeypatch.setattr("classwise.accelerate.twin.LARGEST", largest)
+        monkeypatch.setattr("classwise.accelerate.optimized_copy.LARGEST", largest)
         twin = twin_of(model, x, lowered=False)
         assert twin is not None
         found.append(attack.run(twin, x, y, generator=ExampleNoise(0, torch.arange(len(x)))))

@@ -23,9 +23,9 @@ from classwise.core.types import ClassControls, ClassStats, Objective, Policy
 from classwise.data import share_of
 from classwise.objectives import Free, Madry, Mart, Standard, Trades
 from classwise.policies import FAAL, Uniform
+from classwise.training.distributed import ALONE, Team
 from classwise.training.engine import Engine
-from classwise.training.team import ALONE, Team
-from classwise.training.views import SharedNorm
+from classwise.training.model_views import SharedNorm
 from classwise.training.weight_perturbation import WeightPerturbation
 
 K, BATCH = 4, 11  # which two or three processes cannot share evenly

@@ -20,10 +20,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
+from classwise.accelerate.cuda_graphs import LARGEST, Graphs, Loops
 from classwise.accelerate.folding import ConvReLU, folded, folded_weights, fused, in_place, thinned
-from classwise.accelerate.graphs import LARGEST, Graphs, Loops
-from classwise.accelerate.halves import fits, halves, widened
-from classwise.accelerate.thinning import ThinConv
+from classwise.accelerate.split_bfloat16 import fits, halves, widened
+from classwise.accelerate.strided_pointwise import ThinConv
 from classwise.core.choices import EngineName
 from classwise.core.model_calls import State, Step, device_of, dtype_of, exact, frozen, logits_of, stepped
 

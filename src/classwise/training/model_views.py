@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from classwise.accelerate import ThinConv, fits, halves, thins, widened
 from classwise.core.model_calls import logits_of
-from classwise.training.team import Team, sum_of_all
+from classwise.training.distributed import Team, sum_of_all
 
 
 def paired(model: nn.Module) -> nn.Module:

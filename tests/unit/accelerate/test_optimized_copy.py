@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from classwise.accelerate import Twin, searcher, twin_of
 from classwise.accelerate.folding import ConvReLU, conv_relu, folded, fused, in_place
-from classwise.accelerate.twin import Unlike, _summed, discrepancy
+from classwise.accelerate.optimized_copy import Unlike, _summed, discrepancy
 from classwise.models import digits_cnn, preact_resnet18, resnet18, small_cnn
 
 CPU = torch.device("cpu")
