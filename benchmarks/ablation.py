@@ -34,8 +34,7 @@ from classwise.config.recipes import load_recipe
 from classwise.data import load_data
 from classwise.models.load import load_model
 from classwise.training import compiled, model_views
-from classwise.training.loop import make_engine
-from classwise.training.plan import make_plan
+from classwise.training.plan import make_engine, make_plan
 
 Switch = Callable[[], Any]
 """Makes a context in which a trick is off."""

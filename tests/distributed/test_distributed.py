@@ -23,9 +23,9 @@ from classwise.core.types import ClassControls, ClassStats, Objective, Policy
 from classwise.data import share_of
 from classwise.objectives import Free, Madry, Mart, Standard, Trades
 from classwise.policies import FAAL, Uniform
-from classwise.training.distributed import ALONE, Team
+from classwise.training.distributed import SINGLE, ProcessGroup
 from classwise.training.engine import Engine
-from classwise.training.model_views import SharedNorm
+from classwise.training.model_views import SynchronizedNorm
 from classwise.training.weight_perturbation import WeightPerturbation
 
 K, BATCH = 4, 11  # which two or three processes cannot share evenly
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Objective, Policy, WeightPerturbation | None]] = {
 }
 
 
-def step(case: str, team: Team) -> dict[str, Tensor]:
+def step(case: str, group: ProcessGroup) -> dict[str, Tensor]:
     """What one step on the batch leaves behind."""
     objective, policy, awp = CASES[case]
     torch.manual_seed(0)
@@ -83,14 +83,14 @@ def step(case: str, team: Team) -> dict[str, Tensor]:
         precision="fp32",
         clip=None,
         awp=awp,
-        team=team,
+        group=group,
     )
     x, y = batch()
-    mine = share_of(BATCH, team.share)
+    mine = share_of(BATCH, group.share)
     generator = torch.Generator().manual_seed(2)
-    noise = PartNoise(generator, torch.arange(mine.start, mine.stop), BATCH) if team.size > 1 else generator
+    noise = PartNoise(generator, torch.arange(mine.start, mine.stop), BATCH) if group.size > 1 else generator
     stats, loss = engine.step(x[mine], y[mine], controls(), noise)
-    stats = team.total(stats)
+    stats = group.sum_stats(stats)
     left = {f"weights.{name}": value for name, value in model.state_dict().items()}
     left |= {f"gradient.{name}": value.grad for name, value in model.named_parameters() if value.grad is not None}
     return left | {"loss": loss, "stats.loss": stats.loss, "stats.confusion": stats.confusion_adv, "stats.n": stats.n}
@@ -131,16 +131,19 @@ def work(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-    team = Team(rank, size, CPU)
-    left: dict[str, Any] = {case: step(case, team) for case in CASES}
+    group = ProcessGroup(rank, size, CPU)
+    left: dict[str, Any] = {case: step(case, group) for case in CASES}
     left["norms"] = {}
     for name, norm in norms().items():
-        left["norms"][name] = normalise(SharedNorm(norm, team), norm, share_of(7, team.share), 7)
+        left["norms"][name] = normalise(SynchronizedNorm(norm, group), norm, share_of(7, group.share), 7)
     ranks = torch.tensor([float(rank)])
-    left["first"] = team.first(lambda: [rank])
-    left["leaders"] = (team.leaders(lambda: True), team.leaders(lambda: False))
-    left["joined"] = team._joined(torch.arange(BATCH)[share_of(BATCH, team.share)])
-    left["weighted"] = team.weighted(ranks.mean(), rank + 1)
+    file = Path(folder) / "written first"
+    with group.main_first():
+        left["first"] = (rank == 0) != file.exists()
+        file.touch()
+    left["on_main"] = (group.on_main(lambda: rank == 0), group.on_main(lambda: rank != 0))
+    left["joined"] = group._gather(torch.arange(BATCH)[share_of(BATCH, group.share)])
+    left["weighted"] = group.weighted(ranks.mean(), rank + 1)
     torch.save(left, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -162,7 +165,7 @@ def test_processes_stay_alike(ranks: list[dict[str, Any]], case: str) -> None:
 # Of several starts, one process draws the later ones for what is left of the batch, several for all of it.
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"restarts"}))
 def test_a_step_is_that_of_one_process(ranks: list[dict[str, Any]], case: str) -> None:
-    alone = step(case, ALONE)
+    alone = step(case, SINGLE)
     for rank in ranks:
         assert rank[case].keys() == alone.keys()
         for name, value in alone.items():
@@ -187,14 +190,14 @@ def test_in_evaluation_mode_nothing_is_shared() -> None:
     norm = norms()["plain"].eval()
     x = torch.rand(2, 3, 2, 2, dtype=torch.float64)
     before = copy.deepcopy(norm.state_dict())
-    assert torch.equal(SharedNorm(norm, Team(0, 2, CPU)).eval()(x), norm(x))
+    assert torch.equal(SynchronizedNorm(norm, ProcessGroup(0, 2, CPU)).eval()(x), norm(x))
     assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
 
 
 def test_the_leader_is_first_and_its_word_counts(ranks: list[dict[str, Any]]) -> None:
-    for number, rank in enumerate(ranks):
-        assert rank["first"] == [number]
-        assert rank["leaders"] == (True, False)
+    for rank in ranks:
+        assert rank["first"]
+        assert rank["on_main"] == (True, False)
         assert rank["joined"].tolist() == list(range(BATCH))
     # Means 0, 1, 2 of 1, 2, 3 examples.
     total = sum(range(1, len(ranks) + 1))
@@ -205,9 +208,9 @@ def test_the_leader_is_first_and_its_word_counts(ranks: list[dict[str, Any]]) ->
 def test_alone_nothing_is_asked_of_anybody() -> None:
     terms = Standard().terms(Net().double().eval(), *(batch()[0],) * 2, batch()[1])
     loss, stats = terms.nat.mean(), ClassStats.of(terms, batch()[1], K)
-    assert ALONE.weighted(loss, 3) is loss
-    assert ALONE.everybodys(terms, batch()[1])[0] is terms
-    assert torch.equal(ALONE.total(stats).n, stats.n)
+    assert SINGLE.weighted(loss, 3) is loss
+    assert SINGLE.gather(terms, batch()[1])[0] is terms
+    assert torch.equal(SINGLE.sum_stats(stats).n, stats.n)
     failing: Callable[[], bool] = lambda: bool(1 / 0)  # noqa: E731
     with pytest.raises(ZeroDivisionError):
-        ALONE.leaders(failing)
+        SINGLE.on_main(failing)

@@ -114,7 +114,7 @@ def test_when_one_is_killed_the_others_end(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_divided_starts_nothing(tmp_path: Path) -> None:
-    for number, complaint in (("4", "batches of 3 have not an image for each of 4 processes"), ("0", "expected 1")):
+    for number, complaint in (("4", "batch_size = 3 is too small for 4 processes"), ("0", "expected 1")):
         code, said, complained = train(tmp_path, "digits/wat", "run", "-o", "batch_size=3", "--processes", number)
         assert (code, said) == (2, "")
         assert complaint in complained

@@ -21,7 +21,7 @@ from classwise.config.spec import first_line
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
 from classwise.storage.run_directory import RunDirectory
-from classwise.training.workers import Tell, check_workers, done_by
+from classwise.training.workers import Send, check_workers, run_jobs
 
 
 def recipe_of(subject: Subject) -> Recipe:
@@ -69,11 +69,11 @@ def each_done(
             work(job, progress=progress)
         return
     progress.start(f"{len(jobs)} {what}", len(jobs))
-    done_by(workers, partial(_silently, work), jobs, progress.advance)
+    run_jobs(workers, partial(_silently, work), jobs, progress.advance)
     progress.finish()
 
 
-def _silently(work: Callable[..., None], job: Any, tell: Tell) -> None:
+def _silently(work: Callable[..., None], job: Any, tell: Send) -> None:
     work(job)
     tell(1)
 

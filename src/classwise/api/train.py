@@ -22,11 +22,11 @@ from classwise.core.progress import SILENT, Progress
 from classwise.models.load import load_model
 from classwise.storage.files import digest_json
 from classwise.storage.run_directory import RunDirectory, versions
-from classwise.training.distributed import Team, assembled
+from classwise.training.distributed import ProcessGroup, process_group
 from classwise.training.loggers import Logger, make_loggers
 from classwise.training.loop import Job, Outcome, fit
 from classwise.training.plan import make_plan
-from classwise.training.processes import fit_apart
+from classwise.training.processes import fit_in_processes
 from classwise.training.workers import check_workers
 
 
@@ -82,23 +82,24 @@ def train_together(
         raise InputError("there is no recipe to train by")
     check_workers(workers)
     read = {RunDirectory(Path(out).expanduser()): load_recipe(recipe) for out, recipe in recipes.items()}
-    with assembled(pick_device(device)) as team:
-        if not team.leads:
+    with process_group(pick_device(device)) as group:
+        if not group.is_main:
             loggers, progress = (), SILENT
-        if workers > 1 and team.size > 1:
+        if workers > 1 and group.size > 1:
             raise InputError("workers have whole runs, processes share the batches of one: choose either")
-        return _train(read, team, resume, workers, make_loggers(loggers), progress)
+        return _train(read, group, resume, workers, make_loggers(loggers), progress)
 
 
 def _train(
     read: Mapping[RunDirectory, Recipe],
-    team: Team,
+    group: ProcessGroup,
     resume: bool,
     workers: int,
     loggers: Sequence[Logger],
     progress: Progress,
 ) -> list[Run]:
-    plans = team.first(lambda: [make_plan(recipe, team.device, progress, team) for recipe in read.values()])
+    with group.main_first():
+        plans = [make_plan(recipe, group.device, progress, group) for recipe in read.values()]
     jobs = []
     for (directory, recipe), plan in zip(read.items(), plans, strict=True):
         asked = recipe.model_dump()
@@ -111,15 +112,15 @@ def _train(
             "data_digest": plan.images.digest(),
         }
         claimed = partial(directory.claim, "training", fingerprint, details, resume=resume)
-        jobs.append(Job(plan, directory, team.leaders(claimed)))
+        jobs.append(Job(plan, directory, group.on_main(claimed)))
     if workers == 1:
         outcomes = fit(jobs, progress, loggers)
     else:
-        anew = [partial(make_plan, recipe, team.device) for recipe in read.values()]
-        outcomes = fit_apart(jobs, anew, workers, progress, loggers)
+        anew = [partial(make_plan, recipe, group.device) for recipe in read.values()]
+        outcomes = fit_in_processes(jobs, anew, workers, progress, loggers)
     for job, outcome in zip(jobs, outcomes, strict=True):
         best = {"best_epoch": outcome.best_epoch, "best_score": outcome.best_score, "rule": job.plan.select}
-        if team.leads:
+        if group.is_main:
             job.directory.finish("training", **best)
     return [
         Run(
@@ -127,21 +128,21 @@ def _train(
             recipe=recipe,
             outcome=outcome,
             classes=plan.task.classes,
-            repaired=_repaired(directory, recipe, team, progress),
+            repaired=_repaired(directory, recipe, group, progress),
         )
         for (directory, recipe), plan, outcome in zip(read.items(), plans, outcomes, strict=True)
     ]
 
 
-def _repaired(directory: RunDirectory, recipe: Recipe, team: Team, progress: Progress) -> Path | None:
+def _repaired(directory: RunDirectory, recipe: Recipe, group: ProcessGroup, progress: Progress) -> Path | None:
     """The repair that a recipe ends with, fitted to the run's validation images; it is judged by later evaluations."""
     wanted = recipe.repair
     if wanted is None:
         return None
     out = directory.path / "repaired"
-    if team.leads:
+    if group.is_main:
         settings: dict[str, Any] = {"floor": wanted.floor, "rule": wanted.rule, "method": wanted.method}
-        how: dict[str, Any] = {"device": team.device, "seed": recipe.seed, "engine": recipe.engine}
+        how: dict[str, Any] = {"device": group.device, "seed": recipe.seed, "engine": recipe.engine}
         data = recipe.data_at_the_end
         try:
             repair(directory.path, data, out=out, evaluate=False, resume=True, progress=progress, **settings, **how)

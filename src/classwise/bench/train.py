@@ -32,7 +32,7 @@ from classwise.core.model_calls import exact
 from classwise.core.progress import SILENT, Progress
 from classwise.core.types import ClassStats
 from classwise.storage.run_directory import hardware, versions
-from classwise.training.loop import Plan, make_batches, make_engine
+from classwise.training.plan import Plan, make_batches, make_engine
 
 REFERENCE = "reference style"
 TF32 = f"{REFERENCE}, TF32"

@@ -66,11 +66,11 @@ def _attacks() -> list[Listing]:
 def _methods() -> list[Listing]:
     from classwise.objectives import OBJECTIVES
     from classwise.policies import POLICIES
-    from classwise.training.compatibility import conflict, nature_of
+    from classwise.training.compatibility import conflict, traits_of
 
     plain = {name: kind() for name, kind in OBJECTIVES.items()}
     objectives = [
-        [name, OBJECTIVES[name].paper, f"{nature_of(objective).cost:g}", *_registered({name: OBJECTIVES[name]})[0][1:]]
+        [name, OBJECTIVES[name].paper, f"{traits_of(objective).cost:g}", *_registered({name: OBJECTIVES[name]})[0][1:]]
         for name, objective in plain.items()
     ]
     policies = [

@@ -322,7 +322,9 @@ class Objective(Protocol):
     """Turns a batch into loss terms; makes its own adversarial examples."""
 
     paper: ClassVar[str] = ""
-    """Whose idea it is, as in ``Zhang et al. 2019``."""
+    """The source, as in ``Zhang et al. 2019``."""
+    needs_teacher: ClassVar[bool] = False
+    """Whether it learns from a teacher: a model, or its spec, in the field ``teacher``."""
 
     @property
     def replays(self) -> int:

@@ -37,6 +37,7 @@ class RSLAD(Objective):
     """The distance from a teacher's answers. Batch-norm statistics see the clean, then the attacked batch."""
 
     paper: ClassVar[str] = "Zi et al. 2021"
+    needs_teacher: ClassVar[bool] = True
 
     teacher: InstanceOf[nn.Module] | str | None = field(default=None, repr=False)
     """A model to learn from: a run directory or any other model spec."""

@@ -1,6 +1,7 @@
-"""What goes with what: which controls an objective obeys, what it costs, and which policies make sense on it.
+"""Which policies make sense on which objectives, and what a training step of an objective costs.
 
-Found out by asking: every objective trains on a few random images with a model of one layer that counts its passes.
+Both are measured by one step on a few random images: objectives need not declare them, and what is printed is what
+happens, also for objectives from user files.
 """
 
 # B batch, K classes
@@ -19,78 +20,77 @@ from classwise.models import HypersphereHead
 
 BACKWARD = 2.0
 """Cost of a backward pass in forward passes."""
-SIZE, CLASSES = 4, 3
+BATCH, CLASSES = 4, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Nature:
-    """What an objective is, seen from outside."""
+class Traits:
+    """Measured properties of an objective."""
 
     obeys: frozenset[str]
-    """The class controls that make a difference to it."""
+    """The class controls that have an effect."""
     cost: float
-    """Forward passes an image takes in an epoch, a backward pass counted as two, a teacher's as one."""
+    """Forward passes per image and epoch; a backward pass counts as two, a teacher's forward pass as one."""
 
 
-def nature_of(objective: Objective) -> Nature:
-    """Train on one batch and look."""
-    with torch.random.fork_rng(devices=[]):  # a model draws its weights, and the caller's random state is not ours
-        objective, model = _bounded(objective), _Counting()
+def traits_of(objective: Objective) -> Traits:
+    """Measure an objective by one training step."""
+    with torch.random.fork_rng(devices=[]):
+        model, teacher = _CountingModel(), _CountingModel()
+    settings: Any = objective
+    if objective.needs_teacher:
+        settings = replace(settings, teacher=teacher)
+    if settings.attack is not None and settings.attack.eps is None:
+        settings = replace(settings, attack=settings.attack.within(Threat.parse(0.1)))
+    objective = settings
     random = torch.Generator().manual_seed(0)
-    x, y = torch.rand(SIZE, 1, 2, 2, generator=random), torch.arange(SIZE) % CLASSES
-    even = ClassControls.uniform(CLASSES)
-    teacher = getattr(objective, "teacher", None)
+    x, y = torch.rand(BATCH, 1, 2, 2, generator=random), torch.arange(BATCH) % CLASSES
+    controls = ClassControls.uniform(CLASSES)
     objective.on_epoch(model, 1)
-    x_adv = objective.perturb(model, x, y, even, generator=random)
+    x_adv = objective.perturb(model, x, y, controls, generator=random)
     for replay in range(objective.replays):
-        x_adv = x_adv if replay == 0 else objective.again(x, x_adv, y, even)
+        x_adv = x_adv if replay == 0 else objective.again(x, x_adv, y, controls)
         terms = objective.terms(model, x, x_adv, y)
-        reduce(terms, y, even).backward()  # type: ignore[no-untyped-call]
-    obeys = {"sampling"}
-    obeys |= {"weight_nat"} if torch.any(terms.nat) else set()
-    obeys |= {"weight_adv", "beta_scale"} if terms.beta and torch.any(terms.adv) else set()
-    obeys |= {"eps_scale"} if objective.attack is not None else set()
-    obeys |= {"targets"} if _can_aim(objective) else set()
-    obeys |= {"temperature_nat", "temperature_adv"} if teacher is not None else set()
-    asked = 0 if teacher is None else teacher.forwards
-    return Nature(frozenset(obeys), (model.forwards + BACKWARD * model.backwards + asked) / SIZE)
+        reduce(terms, y, controls).backward()  # type: ignore[no-untyped-call]
+    effects = {
+        "sampling": True,
+        "weight_nat": bool(torch.any(terms.nat)),
+        "weight_adv": bool(terms.beta and torch.any(terms.adv)),
+        "beta_scale": bool(terms.beta and torch.any(terms.adv)),
+        "eps_scale": objective.attack is not None,
+        "targets": objective.attack is not None and _untargeted(objective) is None,
+        "temperature_nat": objective.needs_teacher,
+        "temperature_adv": objective.needs_teacher,
+    }
+    passes = model.forwards + BACKWARD * model.backwards + teacher.forwards
+    return Traits(frozenset(name for name, effect in effects.items() if effect), passes / BATCH)
 
 
 def conflict(policy: Policy | type[Policy], objective: Objective) -> str | None:
-    """Why a policy makes no sense on an objective; None if it does."""
-    turns, obeys = set(policy.turns), nature_of(objective).obeys
-    if objective.attack is None and ("targets" in turns or "batch.logits_adv" in policy.uses):
-        return "it needs a training attack, and there is none"
-    if "targets" in turns and "targets" not in obeys:
-        cure = "its loss 'kl' knows no target: set loss to ce, margin or dlr in the recipe's attack table"
-        return f"it aims the training attack, and {'this one cannot aim' if _walks_alone(objective) else cure}"
-    if turns and not turns & obeys:
-        return f"it turns {', '.join(policy.turns)}, which makes no difference here"
+    """Return why a policy makes no sense on an objective; None if it does."""
+    controls = set(policy.turns)
+    if objective.attack is None and ("targets" in controls or "batch.logits_adv" in policy.uses):
+        return "it needs a training attack, and the objective has none"
+    if "targets" in controls and (reason := _untargeted(objective)) is not None:
+        return f"it needs a targeted training attack, and {reason}"
+    if controls and not controls & traits_of(objective).obeys:
+        return f"it sets {', '.join(policy.turns)}, which has no effect on this objective"
     return None
 
 
-def _can_aim(objective: Objective) -> bool:
-    attack = objective.attack
-    return attack is not None and not _walks_alone(objective) and getattr(attack, "loss", None) != "kl"
+def _untargeted(objective: Objective) -> str | None:
+    """Return why the training attack cannot be targeted; None if it can."""
+    if type(objective).perturb is not Objective.perturb:
+        return "the objective's own attack does not support targets"
+    if getattr(objective.attack, "loss", None) == "kl":
+        return (
+            "the attack loss 'kl' does not support targets: set loss to ce, margin or dlr in the recipe's attack table"
+        )
+    return None
 
 
-def _walks_alone(objective: Objective) -> bool:
-    """Whether it makes its adversarial images in a way of its own, which knows no targets."""
-    return type(objective).perturb is not Objective.perturb
-
-
-def _bounded(objective: Any) -> Objective:
-    """With some ball, where its attack has none, and some teacher, where it has one."""
-    if hasattr(objective, "teacher"):
-        objective = replace(objective, teacher=_Counting())
-    attack = objective.attack
-    if attack is None or attack.eps is not None:
-        return objective  # type: ignore[no-any-return]
-    return replace(objective, attack=attack.within(Threat.parse(0.1)))  # type: ignore[no-any-return]
-
-
-class _Counting(nn.Module):
-    """A model with the head that every objective takes. Counts images forward and back."""
+class _CountingModel(nn.Module):
+    """A linear model with the head that every objective accepts; counts images in forward and backward passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,8 +101,8 @@ class _Counting(nn.Module):
         self.forwards += len(x)
         logits: Tensor = self.head(x.flatten(1))
         if logits.requires_grad:
-            logits.register_hook(self._back)  # type: ignore[no-untyped-call]
+            logits.register_hook(self._count_backward)  # type: ignore[no-untyped-call]
         return logits
 
-    def _back(self, gradient: Tensor) -> None:
+    def _count_backward(self, gradient: Tensor) -> None:
         self.backwards += len(gradient)

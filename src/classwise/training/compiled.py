@@ -28,7 +28,7 @@ from classwise.core.model_calls import logits_of
 from classwise.core.streams import Randomness
 from classwise.core.types import ClassControls, ClassStats
 from classwise.training.engine import Engine, Precision
-from classwise.training.model_views import lowered, paired
+from classwise.training.model_views import bfloat16_view, paired_view
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,9 +48,9 @@ class Stand(nn.Module):
     def __init__(self, model: nn.Module, twin: Twin, precision: Precision, device: torch.device) -> None:
         super().__init__()
         self.register_buffer("place", torch.zeros((), device=device))
-        views = [model.train(), paired(model.train())]
+        views = [model.train(), paired_view(model.train())]
         # In a tuple, where nobody who looks for parameters or modes finds them: they are always in training mode.
-        self._modules_in_training = tuple(_Pass(lowered(one) if precision == "bf16" else one) for one in views)
+        self._modules_in_training = tuple(_Pass(bfloat16_view(one) if precision == "bf16" else one) for one in views)
         self._trained, self._paired = (compiled(one.forward) for one in self._modules_in_training)
         self._searched = compiled(twin.compute)
 

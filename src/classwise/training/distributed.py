@@ -1,8 +1,9 @@
-"""Several processes that train one model, each on its share of every batch.
+"""Training of one model by several processes, each on its share of every batch.
 
-Together they do what one would: the same images in the same batches, the same noise, batch norms over the whole batch,
-one gradient, statistics of all. What comes out differs by the rounding of sums in another order. ``torchrun`` starts
-them and tells each its number; the first one leads: it writes, shows and says.
+Together the processes compute what one process computes: the same images in the same batches, the same noise, batch
+norm over the whole batch, one gradient, statistics of all examples. Results differ only because sums are rounded in
+another order. ``torchrun`` starts and numbers the processes. Process 0, the main process, writes files, shows progress
+and warns.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,108 +22,111 @@ from torch import Tensor
 
 from classwise.core.types import ClassStats, LossTerms
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
-class Team:
-    """The processes of a training, as seen by one of them."""
+class ProcessGroup:
+    """The processes of a training, seen from one of them."""
 
     rank: int
     size: int
     device: torch.device
-    """Where this process computes, and through which it speaks with the others."""
+    """The device on which this process computes and communicates."""
 
     @property
-    def leads(self) -> bool:
-        """Whether this is the one that writes."""
+    def is_main(self) -> bool:
+        """Whether this process writes files and warns."""
         return self.rank == 0
 
     @property
     def share(self) -> tuple[int, int]:
-        """Which piece of everything is this process's, and of how many."""
+        """The number of this process's share of every batch, and the number of shares."""
         return self.rank, self.size
 
-    def first(self, work: Callable[[], T]) -> T:
-        """What ``work`` gives, done by the leader before the others: what it leaves on disk, they find there.
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Run the block in the main process before the others, which find on disk what it wrote.
 
-        Where it fails, nobody else begins.
+        If it fails in the main process, the others exit without a message.
         """
-        done: list[T] = []
-
-        def lead() -> bool:
-            done.append(work())
-            return True
-
-        self.leaders(lead)
-        return done[0] if self.leads else work()
-
-    def leaders(self, work: Callable[[], bool]) -> bool:
-        """What ``work`` gives, done by the leader alone. Where it fails it says so, and the others end in silence."""
-        if self.size == 1:
-            return work()
-        failed = torch.tensor(-1, device=self.device)
-        answer = failed.clone()
+        if not self.is_main:
+            if self._broadcast(True):
+                raise SystemExit(2)
+            yield
+            return
+        failed = True
         try:
-            if self.leads:
-                answer = torch.tensor(int(work()), device=self.device)
+            yield
+            failed = False
         finally:
-            dist.broadcast(answer, src=0)
-        if answer == failed:
-            raise SystemExit(2)
-        return bool(answer)
+            self._broadcast(failed)
+
+    def on_main(self, work: Callable[[], bool]) -> bool:
+        """Call ``work`` in the main process alone and return its result in all. Failures are as in ``main_first``."""
+        result = False
+        with self.main_first():
+            if self.is_main:
+                result = work()
+        return self._broadcast(result)
+
+    def _broadcast(self, value: bool) -> bool:
+        """Return the main process's value."""
+        if self.size == 1:
+            return value
+        shared = torch.tensor(int(value), device=self.device)
+        dist.broadcast(shared, src=0)
+        return bool(shared)
 
     def weighted(self, mean: Tensor, count: int) -> Tensor:
-        """A mean over so many examples as this process's part of the mean over those of all."""
+        """Weight this process's mean over ``count`` examples, so that the results of all processes sum to the mean."""
         if self.size == 1:
             return mean
         total = mean.detach().new_full((), count)
         dist.all_reduce(total)
         return mean * (count / total)
 
-    def add(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each by its sum over all processes."""
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes."""
         if self.size == 1:
             return
-        alike = defaultdict(list)
+        by_dtype = defaultdict(list)
         for tensor in tensors:
-            alike[tensor.dtype].append(tensor.detach())
-        for some in alike.values():
-            flat = torch.cat([tensor.flatten() for tensor in some])
+            by_dtype[tensor.dtype].append(tensor.detach())
+        for group in by_dtype.values():
+            flat = torch.cat([tensor.flatten() for tensor in group])
             dist.all_reduce(flat)
-            for tensor, total in zip(some, torch.split(flat, [tensor.numel() for tensor in some]), strict=True):
+            for tensor, total in zip(group, torch.split(flat, [tensor.numel() for tensor in group]), strict=True):
                 tensor.copy_(total.view_as(tensor))
 
-    def total(self, stats: ClassStats) -> ClassStats:
-        """The statistics of all, on the host."""
-        self.add([getattr(stats, part.name) for part in fields(stats)])
+    def sum_stats(self, stats: ClassStats) -> ClassStats:
+        """Sum class statistics over all processes in place, and return them on the CPU."""
+        self.sum([getattr(stats, part.name) for part in fields(stats)])
         return stats.cpu()
 
-    def everybodys(self, terms: LossTerms, y: Tensor) -> tuple[LossTerms, Tensor]:
-        """The terms and labels of the whole batch, without a gradient."""
+    def gather(self, terms: LossTerms, y: Tensor) -> tuple[LossTerms, Tensor]:
+        """Return the terms and labels of the whole batch, without gradients."""
         if self.size == 1:
             return terms, y
-        found = {part.name: getattr(terms, part.name) for part in fields(terms)}
-        parts: dict[str, Any] = {name: self._joined(value) for name, value in found.items() if torch.is_tensor(value)}
-        return replace(terms, **parts), self._joined(y)
+        values = {part.name: getattr(terms, part.name) for part in fields(terms)}
+        rows: dict[str, Any] = {name: self._gather(value) for name, value in values.items() if torch.is_tensor(value)}
+        return replace(terms, **rows), self._gather(y)
 
-    def _joined(self, rows: Tensor) -> Tensor:
-        """The rows of all, one process after the other."""
+    def _gather(self, rows: Tensor) -> Tensor:
+        """Concatenate the rows of all processes by rank."""
         sizes = torch.zeros(self.size, dtype=torch.int64, device=rows.device)
         sizes[self.rank] = len(rows)
         dist.all_reduce(sizes)
-        # Pieces must be of one size for this, and differ by one row at most.
+        # all_gather needs parts of one size; shares differ by at most one row.
         padded = torch.cat([rows.detach(), rows.new_zeros(int(sizes.max()) - len(rows), *rows.shape[1:])])
-        pieces = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(pieces, padded)
-        return torch.cat([piece[:size] for piece, size in zip(pieces, sizes.tolist(), strict=True)])
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes.tolist(), strict=True)])
 
 
-ALONE = Team(0, 1, torch.device("cpu"))
+SINGLE = ProcessGroup(0, 1, torch.device("cpu"))
 
 
-def sum_of_all(tensor: Tensor) -> Tensor:
-    """The sum over all processes, with a gradient: every process's result hangs on every process's part."""
+def differentiable_sum(tensor: Tensor) -> Tensor:
+    """Sum a tensor over all processes. The gradient is the sum of the gradients of all processes' results."""
     result: Tensor = _Sum.apply(tensor)  # type: ignore[no-untyped-call]
     return result
 
@@ -140,23 +144,23 @@ class _Sum(torch.autograd.Function):
 
 
 @contextmanager
-def assembled(device: torch.device) -> Iterator[Team]:
-    """The processes that were started together, or this one alone. Nobody leaves before all are done."""
-    begun = dist.is_available() and dist.is_initialized()
-    if not begun and int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield replace(ALONE, device=device)
+def process_group(device: torch.device) -> Iterator[ProcessGroup]:
+    """Join the processes that torchrun started, or a group of one; leave together when all have finished."""
+    initialized = dist.is_available() and dist.is_initialized()
+    if not initialized and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield replace(SINGLE, device=device)
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if not begun:
+    if not initialized:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield Team(dist.get_rank(), dist.get_world_size(), device)
+        yield ProcessGroup(dist.get_rank(), dist.get_world_size(), device)
         dist.barrier()
     except RuntimeError as error:
         if isinstance(error, dist.DistError) or "gloo" in str(error):
             raise ConnectionError(errno.ECONNRESET, "another process of this training has ended") from error
         raise
     finally:
-        if not begun:
+        if not initialized:
             dist.destroy_process_group()

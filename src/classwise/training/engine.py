@@ -17,8 +17,8 @@ from classwise.core.errors import InputError
 from classwise.core.streams import Randomness
 from classwise.core.types import ClassControls, ClassStats, LossTerms, Objective, Policy, reduce
 from classwise.training.averaging import Average
-from classwise.training.distributed import ALONE, Team
-from classwise.training.model_views import lowered, shared
+from classwise.training.distributed import SINGLE, ProcessGroup
+from classwise.training.model_views import bfloat16_view, synchronized_view
 from classwise.training.weight_perturbation import WeightPerturbation
 
 Precision = Literal["fp32", "bf16"]
@@ -37,7 +37,7 @@ class Engine:
     precision: Precision
     clip: float | None
     awp: WeightPerturbation | None = None
-    team: Team = ALONE
+    group: ProcessGroup = SINGLE
     """The processes among which batches are divided."""
     warmup: float = 0.0
     """Seconds spent on getting ready, which later steps do not have."""
@@ -45,7 +45,7 @@ class Engine:
     """The model in the chosen precision."""
 
     def __post_init__(self) -> None:
-        self.view = self.searched(self.model if self.team.size == 1 else shared(self.model, self.team))
+        self.view = self.searched(self.model if self.group.size == 1 else synchronized_view(self.model, self.group))
 
     def step(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> tuple[ClassStats, Tensor]:
         """Train on one batch, or this process's share of it; its statistics and mean loss, still on the device."""
@@ -71,15 +71,15 @@ class Engine:
 
         def loss_of() -> tuple[LossTerms, Tensor]:
             terms = self.objective.under(controls).terms(model, x, x_adv, y)
-            now = self.policy.on_batch(*self.team.everybodys(terms, y)) or controls
-            return terms, self.team.weighted(reduce(terms, y, now), len(y))
+            now = self.policy.on_batch(*self.group.gather(terms, y)) or controls
+            return terms, self.group.weighted(reduce(terms, y, now), len(y))
 
-        push = nullcontext() if self.awp is None else self.awp.perturbed(self.model, lambda: loss_of()[1], self.team)
+        push = nullcontext() if self.awp is None else self.awp.perturbed(self.model, lambda: loss_of()[1], self.group)
         with push:
             terms, loss = loss_of()
             loss.backward()  # type: ignore[no-untyped-call]
         loss = loss.detach()
-        self.team.add([loss, *(weight.grad for weight in self.model.parameters() if weight.grad is not None)])
+        self.group.sum([loss, *(weight.grad for weight in self.model.parameters() if weight.grad is not None)])
         return terms, loss
 
     def update(self) -> None:
@@ -95,7 +95,7 @@ class Engine:
 
     def searched(self, model: nn.Module) -> nn.Module:
         """What attacks on the model, or on its average, should search until the next step: a faster one, or itself."""
-        return lowered(model) if self.precision == "bf16" else model
+        return bfloat16_view(model) if self.precision == "bf16" else model
 
     @property
     def result(self) -> nn.Module:

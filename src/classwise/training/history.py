@@ -29,7 +29,7 @@ def read_history(path: Path) -> list[Record]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def summary(stats: ClassStats) -> Record:
+def stats_record(stats: ClassStats) -> Record:
     """Class statistics as a record."""
     return {
         "n": stats.n.tolist(),

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from classwise.accelerate import ThinConv, fits, halves, thins, widened
 from classwise.core.model_calls import logits_of
-from classwise.training.distributed import Team, sum_of_all
+from classwise.training.distributed import ProcessGroup, differentiable_sum
 
 
-def paired(model: nn.Module) -> nn.Module:
+def paired_view(model: nn.Module) -> nn.Module:
     """A view for two batches in one pass: every batch norm takes the halves one after the other."""
     view, own = _view(model)
     for name, norm in own.items():
@@ -39,21 +39,21 @@ class PairedNorm(nn.Module):
         return torch.cat([self.norm(half) for half in x.chunk(2)])
 
 
-def shared(model: nn.Module, team: Team) -> nn.Module:
+def synchronized_view(model: nn.Module, group: ProcessGroup) -> nn.Module:
     """A view whose batch norms, in training mode, take the batches of all processes for one."""
     view, own = _view(model)
     for name, norm in own.items():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
-            view.set_submodule(name, SharedNorm(norm, team))
+            view.set_submodule(name, SynchronizedNorm(norm, group))
     return view
 
 
-class SharedNorm(nn.Module):
+class SynchronizedNorm(nn.Module):
     """A batch norm over the batches of all processes. In evaluation mode it is the plain one."""
 
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, team: Team) -> None:
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, group: ProcessGroup) -> None:
         super().__init__()
-        self.norm, self.team = norm, team
+        self.norm, self.group = norm, group
 
     def forward(self, x: Tensor) -> Tensor:
         norm = self.norm
@@ -73,9 +73,9 @@ class SharedNorm(nn.Module):
         wide = x if x.dtype == torch.float64 else x.float()
         variance, mean = torch.var_mean(wide, [0, *range(2, x.dim())], correction=0)
         mine = torch.cat([mean, variance, mean.new_full((1,), wide[:, 0].numel())])
-        before, after = self.team.rank, self.team.size - 1 - self.team.rank
+        before, after = self.group.rank, self.group.size - 1 - self.group.rank
         # A sum of rows that are zero but for one process's is all rows, and has a gradient.
-        rows = sum_of_all(F.pad(mine[None], (0, 0, before, after)))
+        rows = differentiable_sum(F.pad(mine[None], (0, 0, before, after)))
         (means, variances), counts = rows[:, :-1].chunk(2, 1), rows[:, -1:].detach()
         total = counts.sum()
         mean = (counts * means).sum(0) / total
@@ -94,7 +94,7 @@ class SharedNorm(nn.Module):
         norm.running_var.lerp_(variance, share)
 
 
-def lowered(model: nn.Module) -> nn.Module:
+def bfloat16_view(model: nn.Module) -> nn.Module:
     """A view whose convolutions and products are in bfloat16, but not its last layer, nor the images of its first."""
     view, own = _view(model)
     layers = [(name, layer) for name, layer in own.items() if isinstance(layer, nn.Conv2d | nn.Linear)]
@@ -105,10 +105,10 @@ def lowered(model: nn.Module) -> nn.Module:
             view.set_submodule(name, HalvedConv(layer) if fits(layer) else InFloat32(layer))
         elif thins(layer):
             view.set_submodule(name, ThinConv(layer))
-    return Lowered(view)
+    return AutocastModel(view)
 
 
-class Lowered(nn.Module):
+class AutocastModel(nn.Module):
     """A model under autocast to bfloat16, with logits in float32."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,96 +1,182 @@
-"""From a recipe to a plan: what it names is built and checked before anything starts."""
+"""The plan of a training: everything a recipe names, built and checked before training starts."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import nn
 
 from classwise.attacks import ATTACKS
-from classwise.config.recipes import PhaseChoice, Recipe
+from classwise.config.recipes import Recipe
 from classwise.config.spec import Spec, build, convert
+from classwise.core.choices import Rule
 from classwise.core.errors import InputError
 from classwise.core.model_calls import dtype_of
 from classwise.core.progress import SILENT, Progress
 from classwise.core.threat import Threat
-from classwise.core.types import Objective, Policy, Task
-from classwise.data import ImageSet, balanced_split, balanced_subset, load_data
+from classwise.core.types import Attack, Objective, Policy, Task
+from classwise.data import Batches, ImageSet, MixedBatches
 from classwise.evaluation.evaluate import count_classes
 from classwise.metrics.counts import Ints
 from classwise.models.load import build_model, load_model, run_directory
 from classwise.models.weights import load_weights
 from classwise.objectives import OBJECTIVES
 from classwise.policies import POLICIES
-from classwise.storage.files import digest
-from classwise.storage.run_directory import RunDirectory
-from classwise.training.averaging import FAWASettings
+from classwise.training.averaging import FAWA, Average, FAWASettings, WeightAverage
 from classwise.training.compatibility import conflict
-from classwise.training.distributed import ALONE, Team
-from classwise.training.engine import Precision, check_precision
-from classwise.training.loop import Plan
-from classwise.training.optimizers import OPTIMIZERS
+from classwise.training.compiled import CompiledEngine
+from classwise.training.data import Phase, load_extra_images, load_phases, phase_at, split_images
+from classwise.training.distributed import SINGLE, ProcessGroup
+from classwise.training.engine import Engine, Precision, check_precision
+from classwise.training.optimizers import OPTIMIZERS, OptimizerSettings
 from classwise.training.overfitting import Guard
-from classwise.training.phases import Phase
-from classwise.training.pseudo_labels import pseudo_labelled
-from classwise.training.schedules import SCHEDULES
+from classwise.training.schedules import SCHEDULES, Schedule
 from classwise.training.weight_perturbation import WeightPerturbation
 
 T = TypeVar("T")
 
 
-def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT, team: Team = ALONE) -> Plan:
-    """Build everything a recipe names, so that whatever is wrong with it is said before anything starts."""
-    engine = _engine(recipe, device, team)
-    precision = _precision(recipe, device)
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything a training needs, built and validated."""
+
+    name: str
+    model: nn.Module
+    phases: tuple[Phase, ...]
+    """In order; most trainings have one."""
+    train: Ints
+    validation: Ints
+    """Indices of the images to train on and of those held out."""
+    extra: ImageSet | None
+    """Further images to train on, labeled by a model."""
+    task: Task
+    objective: Objective
+    policy: Policy
+    optimizer: OptimizerSettings
+    schedule: Schedule
+    epochs: int
+    flip: bool
+    ema: float
+    fawa: FAWASettings | None
+    awp: WeightPerturbation | None
+    clip: float | None
+    precision: Precision
+    engine: Literal["eager", "compiled"]
+    select: Rule
+    patience: int | None
+    """Epochs without improvement after which training ends."""
+    guard: Guard | None
+    judge: Attack
+    """The attack that measures robust accuracy on validation, whatever the objective."""
+    seed: int
+    device: torch.device
+    group: ProcessGroup = SINGLE
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.task.num_classes
+
+    @property
+    def images(self) -> ImageSet:
+        """The images of the first phase."""
+        return self.phases[0].images
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size of the first phase."""
+        return self.phases[0].batch_size
+
+    @property
+    def min_batch_size(self) -> int:
+        """The smallest batch to train on: one image per process, and two for batch norm."""
+        return max(2, self.group.size)
+
+    def labeled_batch_size(self, phase: Phase) -> int:
+        """Return the number of images per batch that are not extra images."""
+        return phase.batch_size if self.extra is None else phase.batch_size - phase.batch_size // 2
+
+    def steps(self, epochs: int) -> int:
+        """Return the number of batches in the first ``epochs`` epochs."""
+        phases = (self.phases[phase_at(self.phases, epoch)] for epoch in range(epochs))
+        sizes = (divmod(len(self.train), self.labeled_batch_size(phase)) for phase in phases)
+        return sum(full + (rest >= self.min_batch_size) for full, rest in sizes)
+
+
+def make_engine(plan: Plan, model: nn.Module) -> Engine:
+    """Build the engine of a plan around a model of the plan's architecture."""
+    kind = CompiledEngine if plan.engine == "compiled" else Engine
+    average: Average | None = None
+    if plan.fawa is not None:
+        average = FAWA(model, plan.fawa)
+    elif plan.ema:
+        average = WeightAverage(model, plan.ema)
+    return kind(
+        model=model,
+        objective=plan.objective,
+        policy=plan.policy,
+        optimizer=plan.optimizer.build(model.parameters()),
+        average=average,
+        precision=plan.precision,
+        clip=plan.clip,
+        awp=plan.awp,
+        group=plan.group,
+    )
+
+
+def make_batches(plan: Plan, generator: torch.Generator, phase: int = 0) -> Batches | MixedBatches:
+    """Build the training batches of a phase, in random order; with extra images, they are half of every batch."""
+    now = plan.phases[phase]
+    size = plan.labeled_batch_size(now)
+    options: dict[str, Any] = {"device": plan.device, "generator": generator, "crop": now.crop, "flip": plan.flip}
+    options |= {"part": now.part, "size": now.size, "share": plan.group.share}
+    too_small = 0 < len(plan.train) % size < plan.min_batch_size
+    batches = Batches(now.images, plan.train, batch_size=size, drop_last=too_small, **options)
+    if plan.extra is None:
+        return batches
+    return MixedBatches(batches, Batches(plan.extra, None, batch_size=now.batch_size // 2, drop_last=True, **options))
+
+
+def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT, group: ProcessGroup = SINGLE) -> Plan:
+    """Build everything a recipe names; errors in it are raised here, before training starts."""
+    engine = _choose_engine(recipe, device, group)
+    precision = _choose_precision(recipe, device)
     check_precision(precision, device)
     objective = make_objective(recipe)
     policy = build("policy", POLICIES, recipe.policy)
     optimizer = build("optimizer", OPTIMIZERS, recipe.optimizer)
     schedule = build("schedule", SCHEDULES, recipe.schedule)
-    _check_validation(recipe, policy)
-    if (reason := conflict(policy, objective)) is not None:
-        raise InputError(f"policy {recipe.policy['name']!r} on objective {recipe.objective['name']!r}: {reason}")
-    if recipe.fawa is not None and recipe.ema:
-        raise InputError("fawa and ema are two averages of the weights: choose one")
-    if policy.fine_tunes and recipe.start is None:
-        raise InputError(
-            f"policy {recipe.policy['name']!r} fine-tunes a robust model: name its run in the recipe's start"
-        )
-    phases = _phases(recipe, progress, team)
+    _check_recipe(recipe, objective, policy)
+    phases = load_phases(recipe, progress, group.size)
     images = phases[0].images
     num_classes = len(images.classes) if images.classes is not None else int(images.labels.max()) + 1
     classes = images.classes or tuple(str(label) for label in range(num_classes))
     task = Task(classes=classes, beta=float(getattr(objective, "beta", 1.0)))
-    policy.start(task)  # a class it does not know is said now
-    train, validation = _split(recipe, images, num_classes)
-    if recipe.data.without_class is not None:
-        left_out = images.labels == task.label(recipe.data.without_class)
-        train, validation = train[~left_out[train]], validation[~left_out[validation]]
-    if recipe.data.per_class is not None:
-        train = train[balanced_subset(images.labels[train], recipe.data.per_class, num_classes, recipe.seed)]
+    policy.start(task)  # raises if the policy names a class that does not exist
+    train, validation = split_images(recipe, images, task)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        asked = str(Spec.parse(recipe.model))
-        model = build_model(asked, num_classes=num_classes, in_channels=images.images.shape[1])
+        spec = str(Spec.parse(recipe.model))
+        model = build_model(spec, num_classes=num_classes, in_channels=images.images.shape[1])
     for phase in phases:
         _check_trainable(model, phase, num_classes)
-    objective = _taught(objective, phases[0], num_classes, device)
-    objective.on_epoch(model, 1)  # a model that does not go with it is said now
+    if objective.needs_teacher:
+        objective = _with_teacher(objective, phases[0], num_classes, device)
+    objective.on_epoch(model, 1)  # raises if the objective needs another kind of model
     if recipe.start is not None:
-        warm_start(model, recipe.start)
+        _warm_start(model, recipe.start)
     return Plan(
         name=recipe.name,
         model=model,
         phases=phases,
         train=train,
         validation=validation,
-        extra=_extra_images(recipe, images, validation, device, progress),
+        extra=load_extra_images(recipe, images, validation, device, progress),
         task=task,
         objective=objective,
         policy=policy,
@@ -110,164 +196,15 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT,
         judge=build("attack", ATTACKS, recipe.validation_attack).within(Threat.parse(recipe.eps, recipe.norm)),
         seed=recipe.seed,
         device=device,
-        team=team,
+        group=group,
     )
 
 
-def _taught(objective: Objective, phase: Phase, num_classes: int, device: torch.device) -> Objective:
-    """The objective with its teacher loaded, where it has one."""
-    found: Any = objective
-    if not hasattr(found, "teacher"):
-        return objective
-    if found.teacher is None:
-        raise InputError("the objective needs a teacher: name a robust model in objective.teacher")
-    teacher = load_model(str(found.teacher), num_classes=num_classes, in_channels=phase.shape[0])
-    if (outputs := count_classes(teacher, phase.images, size=phase.size)) != num_classes:
-        raise InputError(f"the teacher has {outputs} outputs, but there are {num_classes} classes")
-    return cast(Objective, replace(found, teacher=teacher.to(device).requires_grad_(False)))
-
-
-def warm_start(model: nn.Module, start: str) -> None:
-    """Begin with the best weights of a run directory, or with those of a file."""
-    found = run_directory(start)
-    path = Path(start) if found is None else found[0] / "checkpoints" / f"{found[1] or 'best'}.safetensors"
-    if not path.is_file():
-        raise InputError(f"start = {start!r} is neither a run directory with a finished epoch nor a weights file")
-    load_weights(model, path)
-
-
-def _check_validation(recipe: Recipe, policy: Policy) -> None:
-    """Say before anything starts that something wants a validation split, and there is none."""
-    if recipe.validation_per_class:
-        return
-    wanting = {
-        f"policy {recipe.policy['name']!r}": any(name.startswith("val.") for name in policy.uses),
-        f"select = {recipe.select!r}": recipe.select != "last",
-        "patience": recipe.patience is not None,
-        "fawa": recipe.fawa is not None,
-        "guard": recipe.guard is not None,
-        "repair": recipe.repair is not None,
-    }
-    for what, wants in wanting.items():
-        if wants:
-            raise InputError(f"{what} needs validation images: set validation_per_class to more than 0")
-
-
-def _phases(recipe: Recipe, progress: Progress, team: Team) -> tuple[Phase, ...]:
-    """The images of every phase; a recipe that names none is one phase."""
-    phases = []
-    for wanted in recipe.phases or [PhaseChoice(epochs=recipe.epochs)]:
-        spec = recipe.data.name if wanted.data is None else wanted.data
-        phase = Phase(
-            epochs=wanted.epochs,
-            images=load_data(spec, split="train", progress=progress),
-            batch_size=recipe.batch_size if wanted.batch_size is None else wanted.batch_size,
-            crop=recipe.augment.crop if wanted.crop is None else wanted.crop,
-            part=recipe.augment.part,
-            size=recipe.augment.size if wanted.size is None else wanted.size,
-        )
-        phases.append(phase)
-        if phase.batch_size // (1 if recipe.data.extra is None else 2) < team.size:
-            raise InputError(f"batches of {phase.batch_size} have not an image for each of {team.size} processes")
-        first, size = phases[0].images, min(phase.images.images.shape[2:])
-        if not np.array_equal(phase.images.labels, first.labels) or phase.images.classes != first.classes:
-            raise InputError(f"phase {len(phases)} has other examples ({spec}) than the first")
-        if phase.crop >= size:
-            raise InputError(f"augment.crop = {phase.crop} would move images of {size} pixels out of sight")
-        if phase.crop and phase.part is not None:
-            raise InputError("augment.crop and augment.part are two ways to cut images: choose one")
-        if phase.size is not None and phase.part is None:
-            raise InputError(f"size = {phase.size} is that of random parts: set augment.part")
-        if phase.size is not None and phase.size > size:
-            raise InputError(f"size = {phase.size}, but the images of {spec} have only {size} pixels")
-    if recipe.data.extra is not None and len({phase.shape for phase in phases}) > 1:
-        raise InputError("extra images have one size, and so must the images of all phases")
-    return tuple(phases)
-
-
-def _split(recipe: Recipe, images: ImageSet, num_classes: int) -> tuple[Ints, Ints]:
-    """Which images are trained on, and which are held out: those that a run on them, as a warm start, held out too.
-
-    Any others it knows by heart.
-    """
-    train, validation = balanced_split(images.labels, recipe.validation_per_class, recipe.seed, num_classes)
-    found = None if recipe.start is None else run_directory(recipe.start)
-    if found is None or not len(validation):
-        return train, validation
-    before = RunDirectory(found[0])
-    if before.read().get("training", {}).get("data_digest") != images.digest():
-        return train, validation
-    held_out = before.held_out(len(images))
-    return (np.setdiff1d(np.arange(len(images)), held_out), held_out) if len(held_out) else (train, validation)
-
-
-def _extra_images(
-    recipe: Recipe, images: ImageSet, validation: Ints, device: torch.device, progress: Progress
-) -> ImageSet | None:
-    """Further images in the shape of the others, labelled by a model where the recipe names one; none held out."""
-    if recipe.data.extra is None:
-        if recipe.data.labeler is not None:
-            raise InputError("data.labeler labels extra images: name them in data.extra")
-        return None
-    extra = load_data(recipe.data.extra, split="train", progress=progress)
-    shapes = [set_.images.shape[1:] for set_ in (images, extra)]
-    if shapes[0] != shapes[1]:
-        raise InputError(f"extra images are {shapes[1]} (channels, height, width), the others {shapes[0]}")
-    if extra.images.dtype != images.images.dtype:
-        raise InputError(f"extra images are {extra.images.dtype}, the others {images.images.dtype}")
-    extra = _without(extra, {digest(images.images[place].tobytes()) for place in validation})
-    if recipe.data.labeler is None:
-        return extra
-    known = None if images.classes is None else len(images.classes)
-    labeler = load_model(recipe.data.labeler, num_classes=known, in_channels=images.images.shape[1]).to(device)
-    return pseudo_labelled(labeler, extra, images.classes, progress)
-
-
-def _without(images: ImageSet, known: Collection[str]) -> ImageSet:
-    """The images but for those of these fingerprints."""
-    if not known:
-        return images
-    strange = [digest(image.tobytes()) not in known for _, some in images.chunks() for image in some]
-    return images if all(strange) else images.take(np.flatnonzero(strange))
-
-
-def _settings(name: str, kind: type[T], given: Mapping[str, Any] | None) -> T | None:
-    """A table of a recipe as what it stands for."""
-    return None if given is None else kind(**convert(name, kind, given))
-
-
-def _engine(recipe: Recipe, device: torch.device, team: Team) -> Literal["eager", "compiled"]:
-    """Compiled on a GPU of one's own, unless asked otherwise."""
-    if device.type == "cuda" and team.size == 1 and recipe.engine != "eager":
-        return "compiled"
-    if recipe.engine == "compiled" and team.leads:
-        missing = "a GPU" if device.type != "cuda" else "a single process"
-        warnings.warn(f"engine = 'compiled' needs {missing}: training eagerly", stacklevel=3)
-    return "eager"
-
-
-def _precision(recipe: Recipe, device: torch.device) -> Precision:
-    """What was asked for; else bf16 on a GPU, unless its step is to be the reference."""
-    if recipe.precision != "auto":
-        return recipe.precision
-    return "bf16" if device.type == "cuda" and recipe.engine != "eager" else "fp32"
-
-
-def _check_trainable(model: nn.Module, phase: Phase, num_classes: int) -> None:
-    """Say before anything starts that a model does not fit its data or cannot learn."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError("the model has no parameter that could be trained")
-    if dtype_of(model) != torch.float32:
-        raise InputError(f"training needs a float32 model, this one is {dtype_of(model)}".replace("torch.", ""))
-    if (outputs := count_classes(model, phase.images, size=phase.size)) != num_classes:
-        raise InputError(f"the model has {outputs} outputs, but {phase.images.name} has {num_classes} classes")
-
-
 def make_objective(recipe: Recipe) -> Objective:
-    """The objective with its attack limited to the recipe's threat and set as the recipe says."""
+    """Build a recipe's objective, with its attack limited to the recipe's threat and attack settings."""
     if "attack" in recipe.objective:
         raise InputError("an objective brings its own attack: set its steps or step_size in the recipe's attack table")
-    # Objectives and their attacks are dataclasses, which a protocol cannot say.
+    # Objectives and their attacks are dataclasses, which a protocol cannot express.
     objective: Any = build("objective", OBJECTIVES, recipe.objective)
     if objective.attack is None:
         return cast(Objective, objective)
@@ -275,3 +212,76 @@ def make_objective(recipe: Recipe) -> Objective:
     settings = convert("the recipe's attack", type(objective.attack), recipe.attack)
     attack = replace(objective.attack, **settings).within(threat)
     return cast(Objective, replace(objective, attack=attack))
+
+
+def _choose_engine(recipe: Recipe, device: torch.device, group: ProcessGroup) -> Literal["eager", "compiled"]:
+    """Return ``compiled`` for a single process on a GPU, unless the recipe says ``eager``."""
+    if device.type == "cuda" and group.size == 1 and recipe.engine != "eager":
+        return "compiled"
+    if recipe.engine == "compiled" and group.is_main:
+        missing = "a GPU" if device.type != "cuda" else "a single process"
+        warnings.warn(f"engine = 'compiled' needs {missing}: training uses the eager engine", stacklevel=3)
+    return "eager"
+
+
+def _choose_precision(recipe: Recipe, device: torch.device) -> Precision:
+    """Return the recipe's precision; for ``auto`` bf16 on a GPU, unless the engine is ``eager``."""
+    if recipe.precision != "auto":
+        return recipe.precision
+    return "bf16" if device.type == "cuda" and recipe.engine != "eager" else "fp32"
+
+
+def _check_recipe(recipe: Recipe, objective: Objective, policy: Policy) -> None:
+    """Raise if parts of a recipe do not go together."""
+    needs_validation = {
+        f"policy {recipe.policy['name']!r}": any(name.startswith("val.") for name in policy.uses),
+        f"select = {recipe.select!r}": recipe.select != "last",
+        "patience": recipe.patience is not None,
+        "fawa": recipe.fawa is not None,
+        "guard": recipe.guard is not None,
+        "repair": recipe.repair is not None,
+    }
+    for name, needed in needs_validation.items():
+        if needed and not recipe.validation_per_class:
+            raise InputError(f"{name} needs validation images: set validation_per_class to more than 0")
+    if (reason := conflict(policy, objective)) is not None:
+        raise InputError(f"policy {recipe.policy['name']!r} on objective {recipe.objective['name']!r}: {reason}")
+    if recipe.fawa is not None and recipe.ema:
+        raise InputError("fawa and ema both average the weights: set one")
+    if policy.fine_tunes and recipe.start is None:
+        raise InputError(f"policy {recipe.policy['name']!r} fine-tunes a robust model: set start to its run directory")
+
+
+def _check_trainable(model: nn.Module, phase: Phase, num_classes: int) -> None:
+    """Raise if a model does not fit its data or cannot be trained."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("the model has no trainable parameter")
+    if dtype_of(model) != torch.float32:
+        raise InputError(f"training needs a float32 model, this one is {dtype_of(model)}".replace("torch.", ""))
+    if (outputs := count_classes(model, phase.images, size=phase.size)) != num_classes:
+        raise InputError(f"the model has {outputs} outputs, but {phase.images.name} has {num_classes} classes")
+
+
+def _with_teacher(objective: Objective, phase: Phase, num_classes: int, device: torch.device) -> Objective:
+    """Load the teacher that an objective names in its field ``teacher``."""
+    fields: Any = objective
+    if fields.teacher is None:
+        raise InputError("the objective needs a teacher: set objective.teacher to a robust model")
+    teacher = load_model(str(fields.teacher), num_classes=num_classes, in_channels=phase.shape[0])
+    if (outputs := count_classes(teacher, phase.images, size=phase.size)) != num_classes:
+        raise InputError(f"the teacher has {outputs} outputs, but there are {num_classes} classes")
+    return cast(Objective, replace(fields, teacher=teacher.to(device).requires_grad_(False)))
+
+
+def _warm_start(model: nn.Module, start: str) -> None:
+    """Load the best weights of a run directory, or a weights file."""
+    found = run_directory(start)
+    path = Path(start) if found is None else found[0] / "checkpoints" / f"{found[1] or 'best'}.safetensors"
+    if not path.is_file():
+        raise InputError(f"start = {start!r} is neither a run directory with a finished epoch nor a weights file")
+    load_weights(model, path)
+
+
+def _settings(name: str, kind: type[T], given: Mapping[str, Any] | None) -> T | None:
+    """Convert a table of a recipe to its settings object."""
+    return None if given is None else kind(**convert(name, kind, given))

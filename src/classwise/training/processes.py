@@ -1,7 +1,6 @@
-"""Trainings in processes of their own, several at a time.
+"""Several trainings at a time, each in a worker process.
 
-For runs whose steps are so small that a processor is busier with telling the device what to do than the device with
-doing it: taking turns in one process they would wait for each other.
+For small models on a GPU, whose runs are launch-bound: one process that runs them in turns cannot keep the device busy.
 """
 
 from __future__ import annotations
@@ -12,30 +11,31 @@ from classwise.core.progress import Epoch, Progress
 from classwise.storage.run_directory import RunDirectory
 from classwise.training.history import read_history
 from classwise.training.loggers import Logger, Loggers
-from classwise.training.loop import Job, Outcome, Plan, announce, fit
-from classwise.training.workers import Tell, done_by
+from classwise.training.loop import Job, Outcome, fit, start_progress
+from classwise.training.plan import Plan
+from classwise.training.workers import Send, run_jobs
 
-Place = tuple[int, Callable[[], Plan], RunDirectory, bool]
-"""A training that can be sent to a process: its number, how its plan is made, its directory, whether it goes on."""
+Task = tuple[int, Callable[[], Plan], RunDirectory, bool]
+"""A job in a form that can be pickled: number, factory of the plan, directory, whether to resume."""
 
 
-def fit_apart(
+def fit_in_processes(
     jobs: Sequence[Job],
     plans: Sequence[Callable[[], Plan]],
     workers: int,
     progress: Progress,
     loggers: Sequence[Logger] = (),
 ) -> list[Outcome]:
-    """The same as ``fit``, by so many processes, each of which makes its plans anew."""
-    places = [
+    """Run the jobs as ``fit`` does, but in ``workers`` processes, which build their plans by the given factories."""
+    tasks = [
         (number, plan, job.directory, job.resume) for number, (job, plan) in enumerate(zip(jobs, plans, strict=True))
     ]
     with Loggers(loggers) as log:
-        announce([job.plan for job in jobs], 0, progress)
+        start_progress([job.plan for job in jobs], 0, progress)
 
-        def heard(said: tuple[str, int, int]) -> None:
-            what, number, amount = said
-            if what == "advance":
+        def receive(message: tuple[str, int, int]) -> None:
+            kind, number, amount = message
+            if kind == "advance":
                 progress.advance(amount)
                 return
             job = jobs[number]
@@ -48,30 +48,30 @@ def fit_apart(
             progress.epoch(epoch)
             log.epoch(epoch)
 
-        outcomes = done_by(workers, _fit, places, heard)
+        outcomes = run_jobs(workers, _fit, tasks, receive)
         progress.finish()
     return outcomes
 
 
-def _fit(place: Place, tell: Tell) -> Outcome:
-    number, plan, directory, resume = place
-    return fit([Job(plan(), directory, resume)], _Teller(number, tell))[0]
+def _fit(task: Task, send: Send) -> Outcome:
+    number, plan, directory, resume = task
+    return fit([Job(plan(), directory, resume)], _SentProgress(number, send))[0]
 
 
-class _Teller(Progress):
-    """Progress that is told to another process."""
+class _SentProgress(Progress):
+    """Sends progress to the parent process."""
 
-    def __init__(self, number: int, tell: Tell) -> None:
-        self.number, self.tell = number, tell
+    def __init__(self, number: int, send: Send) -> None:
+        self.number, self.send = number, send
 
     def start(self, task: str, total: int, done: int = 0) -> None:
-        self.tell(("advance", self.number, done))
+        self.send(("advance", self.number, done))
 
     def advance(self, amount: int = 1, note: str = "") -> None:
-        self.tell(("advance", self.number, amount))
+        self.send(("advance", self.number, amount))
 
     def epoch(self, epoch: Epoch) -> None:
-        self.tell(("epoch", self.number, len(epoch.history)))
+        self.send(("epoch", self.number, len(epoch.history)))
 
     def finish(self) -> None:
         pass

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
-from classwise.training.distributed import ALONE, Team
+from classwise.training.distributed import SINGLE, ProcessGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +41,18 @@ class WeightPerturbation:
             raise InputError(f"begin counts epochs from 1, got {self.begin}")
 
     @contextmanager
-    def perturbed(self, model: nn.Module, loss_of: Callable[[], Tensor], team: Team = ALONE) -> Iterator[None]:
+    def perturbed(
+        self, model: nn.Module, loss_of: Callable[[], Tensor], group: ProcessGroup = SINGLE
+    ) -> Iterator[None]:
         """Within it the weights stand where the loss of the batch is worse; afterwards where they were.
 
-        The losses of a team's processes add up to that of the batch.
+        The losses of a group's processes add up to that of the batch.
         """
         weights = [weight for weight in model.parameters() if weight.requires_grad and weight.dim() > 1]
         buffers = list(model.buffers())
         before = [tensor.detach().clone() for tensor in (*weights, *buffers)]
         gradients = torch.autograd.grad(loss_of(), weights)
-        team.add(gradients)
+        group.sum(gradients)
         with torch.no_grad():
             for buffer, kept in zip(buffers, before[len(weights) :], strict=True):
                 buffer.copy_(kept)

@@ -1,4 +1,4 @@
-"""Jobs in processes of their own, several at a time: they share the cores, and end with whoever asked for them."""
+"""A pool of worker processes that share the cores, send messages while they work, and never outlive their parent."""
 
 from __future__ import annotations
 
@@ -18,58 +18,58 @@ from classwise.core.errors import Diverged, InputError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-Tell = Callable[[Any], None]
-"""Takes what a job has to say: something small."""
-PAUSE = 0.1
-"""Seconds between two looks at what the others say."""
+Send = Callable[[Any], None]
+"""Sends a small message from a job to the parent process."""
+POLL_SECONDS = 0.1
+"""Time between two checks for messages, and for the end of the parent process."""
 
 
 def check_workers(workers: int) -> None:
-    """They must be some."""
+    """Require at least one worker."""
     if workers < 1:
         raise InputError(f"workers = {workers}: expected at least 1")
 
 
-def done_by(
-    workers: int, work: Callable[[Job, Tell], Result], jobs: Sequence[Job], heard: Tell = lambda _: None
+def run_jobs(
+    workers: int, work: Callable[[Job, Send], Result], jobs: Sequence[Job], receive: Send = lambda _: None
 ) -> list[Result]:
-    """What ``work`` makes of every job, by so many processes; ``heard`` gets what it tells meanwhile.
+    """Call ``work`` on every job in ``workers`` processes; ``receive`` gets the messages that jobs send.
 
-    A job that diverges keeps no other from its end, after which the first such is told. Whatever else goes wrong, or an
-    interruption, ends all at once.
+    If a job diverges, the others finish, and the first ``Diverged`` is raised at the end. Any other exception, and an
+    interruption, ends all jobs at once.
     """
     check_workers(workers)
     context = get_context("spawn")
-    told, end = context.SimpleQueue(), context.Event()
+    messages, stop = context.SimpleQueue(), context.Event()
     threads = max(1, (os.cpu_count() or 1) // workers)
-    with ProcessPoolExecutor(workers, context, _begin, (threads, os.getpid(), told, end)) as pool:
+    with ProcessPoolExecutor(workers, context, _start_worker, (threads, os.getpid(), messages, stop)) as pool:
         try:
-            with _deaf():
+            with _ignoring_interrupts():
                 futures = [pool.submit(_work, work, job) for job in jobs]
-            for pending in _until_done(futures):
-                while not told.empty():
-                    heard(told.get())
+            for pending in _poll(futures):
+                while not messages.empty():
+                    receive(messages.get())
                 for future in futures:
                     if future not in pending and not isinstance(future.exception(), Diverged):
                         future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            end.set()
+            stop.set()
             raise
     return [future.result() for future in futures]
 
 
-def _until_done(futures: Sequence[Future[Any]]) -> Iterator[set[Future[Any]]]:
-    """Those that are not done, now and again; none the last time, when everything has been told."""
+def _poll(futures: Sequence[Future[Any]]) -> Iterator[set[Future[Any]]]:
+    """Yield the pending futures at regular times, last the empty set, when all messages have been sent."""
     pending = set(futures)
     while pending:
-        pending = wait(pending, PAUSE).not_done
+        pending = wait(pending, POLL_SECONDS).not_done
         yield pending
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes started in here do not hear an interruption: whoever started them ends them."""
+def _ignoring_interrupts() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C in here: the parent process ends them."""
     if current_thread() is not main_thread():
         yield
         return
@@ -80,23 +80,23 @@ def _deaf() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-_tell: Tell
-"""In a worker: to whoever asked."""
+_send: Send
+"""In a worker process: sends a message to the parent."""
 
 
-def _begin(threads: int, parent: int, told: Any, end: Any) -> None:
-    global _tell
-    _tell = told.put
+def _start_worker(threads: int, parent: int, messages: Any, stop: Any) -> None:
+    global _send
+    _send = messages.put
     torch.set_num_threads(threads)
-    Thread(target=_end_with, args=(parent, end), daemon=True).start()
+    Thread(target=_exit_with, args=(parent, stop), daemon=True).start()
 
 
-def _end_with(parent: int, end: Any) -> None:
-    """A worker whose parent was killed would go on with what it has."""
-    while os.getppid() == parent and not end.is_set():
-        time.sleep(PAUSE)
+def _exit_with(parent: int, stop: Any) -> None:
+    """Exit when the parent has been killed: a worker would otherwise continue."""
+    while os.getppid() == parent and not stop.is_set():
+        time.sleep(POLL_SECONDS)
     os._exit(1)
 
 
-def _work(work: Callable[[Job, Tell], Result], job: Job) -> Result:
-    return work(job, _tell)
+def _work(work: Callable[[Job, Send], Result], job: Job) -> Result:
+    return work(job, _send)

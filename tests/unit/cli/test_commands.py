@@ -50,7 +50,7 @@ def test_training_says_why_it_ended_early(tmp_path: Path) -> None:
     settings = ["-o", "epochs=40", "-o", "patience=1", "-o", "optimizer.lr=1e-9", "-o", "attack.steps=1"]
     code, out, _ = invoke("train", "digits/madry", *settings, "--out", tmp_path / "run")
     assert code == 0
-    assert " of 40 epochs: no better epoch in 1" in out
+    assert " of 40 epochs: no improvement (patience = 1)" in out
 
 
 def test_train_then_evaluate_then_compare_then_check(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from classwise.config.spec import build as build_spec
 from classwise.core.model_calls import both, exact
 from classwise.models import MODELS, HypersphereHead
 from classwise.models.load import load_model
-from classwise.training.model_views import HalvedConv, InFloat32, lowered, paired
+from classwise.training.model_views import HalvedConv, InFloat32, bfloat16_view, paired_view
 
 SETTINGS = {"wide-resnet": "depth=10,width=1", "small-cnn": "dropout=0"}  # too large; random in training
 ONE_SIZE = {"digits-cnn": 8, "small-cnn": 28}
@@ -130,7 +130,7 @@ def test_twin_agrees_and_follows(given, model):
 def test_a_pair_of_batches_is_two_passes(given, model):
     """In training mode and double precision: logits, gradients and statistics."""
     model = copy.deepcopy(model).double().train()
-    alone, together = copy.deepcopy(model), paired(model)
+    alone, together = copy.deepcopy(model), paired_view(model)
     x, x_adv = images(given, 6, 8).double().chunk(2)
     first, second = together(torch.cat([x, x_adv])).chunk(2)
     one, other = both(alone, x, x_adv)
@@ -145,7 +145,7 @@ def test_a_pair_of_batches_is_two_passes(given, model):
 
 
 def test_a_lowered_view_keeps_first_and_last_layer_and_every_tensor(model):
-    view = lowered(model)
+    view = bfloat16_view(model)
     kinds = [type(module) for module in view.modules()]
     assert (kinds.count(HalvedConv), kinds.count(InFloat32)) == (1, 1)
     assert isinstance([*view.modules()][-1], nn.Linear)  # the head, and none else, inside the float32
@@ -155,7 +155,7 @@ def test_a_lowered_view_keeps_first_and_last_layer_and_every_tensor(model):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: bfloat16 takes minutes elsewhere")
 def test_a_lowered_view_is_no_worse_than_an_autocast_and_trains_the_model(given, model):
     model, x = copy.deepcopy(model).cuda(), images(given, 8).cuda()
-    logits = lowered(model).eval()(x)
+    logits = bfloat16_view(model).eval()(x)
     with torch.no_grad(), exact(x.device):
         expected = model(x)
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):

@@ -143,6 +143,6 @@ def test_what_cannot_teach_starts_nothing(tmp_path: Path) -> None:
     for teacher, complaint in ((None, "needs a teacher"), (str(tmp_path / "nobody"), "nobody")):
         with pytest.raises(InputError, match=complaint):
             cw.train("digits/trades", out=tmp_path / "run", objective={"name": "rslad", "teacher": teacher})
-    with pytest.raises(InputError, match="makes no difference here"):
+    with pytest.raises(InputError, match="has no effect on this objective"):
         cw.train("digits/trades", out=tmp_path / "run", policy="absld")
     assert not (tmp_path / "run").exists()

@@ -285,7 +285,7 @@ def test_aiming_looks_at_no_value_on_the_host() -> None:
         (
             "digits/trades",
             {"policy": "fair-tat"},
-            "on objective 'trades': it aims",
+            "on objective 'trades': it needs a targeted training attack",
         ),
         ("digits/trades", {"policy": "targeted:aim=3"}, "set loss to ce, margin or dlr in the recipe's attack table"),
         (
@@ -301,7 +301,7 @@ def test_aiming_looks_at_no_value_on_the_host() -> None:
         (
             "digits/madry",
             {"policy": "targeted", "objective": "bat"},
-            "this one cannot aim",
+            "own attack does not support targets",
         ),
         ("digits/madry", {"policy": "targeted:aim=cat"}, "unknown class 'cat'"),
         (

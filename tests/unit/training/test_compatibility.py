@@ -9,7 +9,7 @@ import pytest
 from classwise.core.types import Objective
 from classwise.objectives import OBJECTIVES, Free, HypersphereEmbedding, Madry, Similarity, Standard, Trades
 from classwise.policies import POLICIES
-from classwise.training.compatibility import conflict, nature_of
+from classwise.training.compatibility import conflict, traits_of
 
 EVERY = [kind() for kind in OBJECTIVES.values()]
 
@@ -22,23 +22,23 @@ def steps(objective: Objective, number: int) -> Objective:
 def test_passes_are_those_of_the_algorithms(number: int) -> None:
     """A forward pass counts one and a backward pass two. Madry: n attack steps and one training pass. TRADES: a clean
     pass for the attack, n steps, and two training passes."""
-    assert nature_of(Standard()).cost == 3
-    assert nature_of(steps(Madry(), number)).cost == 3 * number + 3
-    assert nature_of(steps(Trades(), number)).cost == 1 + 3 * number + 6
-    assert nature_of(Free(replays=number + 1)).cost == 3 * (number + 1)
+    assert traits_of(Standard()).cost == 3
+    assert traits_of(steps(Madry(), number)).cost == 3 * number + 3
+    assert traits_of(steps(Trades(), number)).cost == 1 + 3 * number + 6
+    assert traits_of(Free(replays=number + 1)).cost == 3 * (number + 1)
 
 
 def test_what_is_built_on_another_obeys_as_it_does() -> None:
     for base, kind in (("madry", Madry), ("trades", Trades)):
         for composed in (HypersphereEmbedding(base=base), Similarity(base=base)):
-            assert nature_of(composed) == nature_of(kind())
+            assert traits_of(composed) == traits_of(kind())
 
 
 def test_controls_that_make_a_difference() -> None:
-    assert nature_of(Standard()).obeys == {"sampling", "weight_nat"}
-    assert nature_of(Madry()).obeys == {"sampling", "weight_adv", "beta_scale", "eps_scale", "targets"}
-    assert nature_of(Trades()).obeys == {"sampling", "weight_nat", "weight_adv", "beta_scale", "eps_scale"}
-    assert "targets" in nature_of(replace(Trades(), attack=replace(Trades().attack, loss="ce"))).obeys
+    assert traits_of(Standard()).obeys == {"sampling", "weight_nat"}
+    assert traits_of(Madry()).obeys == {"sampling", "weight_adv", "beta_scale", "eps_scale", "targets"}
+    assert traits_of(Trades()).obeys == {"sampling", "weight_nat", "weight_adv", "beta_scale", "eps_scale"}
+    assert "targets" in traits_of(replace(Trades(), attack=replace(Trades().attack, loss="ce"))).obeys
 
 
 @pytest.mark.parametrize("objective", EVERY, ids=list(OBJECTIVES))
@@ -48,7 +48,9 @@ def test_plain_training_goes_with_everything(objective: Objective) -> None:
 
 
 def test_what_makes_no_sense_has_a_reason() -> None:
-    assert conflict(POLICIES["beta-vector"], Standard()) == "it turns beta_scale, which makes no difference here"
+    assert conflict(POLICIES["beta-vector"], Standard()) == (
+        "it sets beta_scale, which has no effect on this objective"
+    )
     assert "needs a training attack" in str(conflict(POLICIES["faal"], Standard()))
-    assert "knows no target" in str(conflict(POLICIES["fair-tat"], Trades()))
-    assert "cannot aim" in str(conflict(POLICIES["targeted"], Free()))
+    assert "does not support targets: set loss to" in str(conflict(POLICIES["fair-tat"], Trades()))
+    assert "own attack does not support targets" in str(conflict(POLICIES["targeted"], Free()))

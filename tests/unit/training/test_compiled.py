@@ -23,8 +23,7 @@ from classwise.policies import FAAL, Uniform
 from classwise.training import compiled
 from classwise.training.compiled import CompiledEngine, Stand, kernels_by_trial
 from classwise.training.engine import Engine
-from classwise.training.loop import Plan, make_engine
-from classwise.training.plan import make_plan
+from classwise.training.plan import Plan, make_engine, make_plan
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from classwise.core.types import ClassControls, ClassStats
-from classwise.training.history import controls_record, summary, write_history
+from classwise.training.history import controls_record, stats_record, write_history
 
 
 def test_one_line_per_epoch_written_anew(tmp_path):
@@ -28,7 +28,7 @@ def test_summary_by_hand():
     stats.n_adv, stats.correct_adv = torch.tensor([4, 0, 8]), torch.tensor([2, 0, 1])
     stats.loss_nat = torch.tensor([2.0, 0.0, 2.0], dtype=torch.float64)
     stats.loss_adv = torch.tensor([6.0, 0.0, 4.0], dtype=torch.float64)
-    assert summary(stats) == {
+    assert stats_record(stats) == {
         "n": [4, 0, 8],
         "natural": {"overall": 91.6667, "by_class": [75, None, 100], "worst": {"label": 0, "value": 75}},
         "robust": {"overall": 25, "by_class": [50, None, 12.5], "worst": {"label": 2, "value": 12.5}},
@@ -38,7 +38,7 @@ def test_summary_by_hand():
 
 
 def test_summary_without_verdicts():
-    record = summary(ClassStats.zeros(2))
+    record = stats_record(ClassStats.zeros(2))
     assert (record["natural"], record["robust"]) == (None, None)
     assert record["loss_nat"] == [None, None]
     json.dumps(record, allow_nan=False)

@@ -245,7 +245,7 @@ def test_recipe_object_and_overrides(tmp_path: Path) -> None:
         ({"objective": "trades:beta=-1"}, "beta must not be negative, got -1.0"),
         ({"schedule": "step:gamma=-1"}, "gamma must be positive, got -1.0"),
         ({"schedule": "cosine:warmup=-1"}, "warmup must not be negative, got -1.0"),
-        ({"augment": {"crop": 8}}, "augment.crop = 8 would move images of 8 pixels out of sight"),
+        ({"augment": {"crop": 8}}, "augment.crop = 8 must be smaller than the image (8 pixels)"),
         ({"seed": 10**23}, "seed"),
         ({"model": "small-cnn"}, "the model fails on images of 1x8x8"),
         ({"attack": {"norm": "L2"}}, "PGD asks for norm = L2, elsewhere it is Linf"),
@@ -265,8 +265,8 @@ def test_bad_recipes_start_nothing(tmp_path: Path, overrides: dict[str, Any], me
         ("nn.Sequential(nn.Flatten(), nn.Linear(64, 7))", "the model has 7 outputs, but digits has 10 classes"),
         ("nn.Sequential(nn.Flatten(), nn.Linear(64, 20))", "the model has 20 outputs, but digits has 10 classes"),
         ("nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()", "training needs a float32 model"),
-        ("nn.Flatten()", "no parameter that could be trained"),
-        ("nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)", "no parameter that could be trained"),
+        ("nn.Flatten()", "no trainable parameter"),
+        ("nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)", "no trainable parameter"),
         ("nn.Sequential(nn.Flatten(), nn.Linear(9, 10))", "the model fails on images of 1x8x8"),
     ],
 )
@@ -307,8 +307,8 @@ def test_no_parameter_lets_test_data_in() -> None:
     """Neither the plan nor the loop has a place for another data set, besides extra images, or for a split's name."""
     from dataclasses import fields
 
-    from classwise.training.loop import Plan
-    from classwise.training.phases import Phase
+    from classwise.training.data import Phase
+    from classwise.training.plan import Plan
 
     held = [f for kind in (Plan, Phase) for f in fields(kind)]
     assert [f.name for f in held if "ImageSet" in str(f.type)] == ["extra", "images"]

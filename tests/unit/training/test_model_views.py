@@ -15,7 +15,7 @@ from classwise.core.errors import InputError
 from classwise.core.model_calls import logits_of
 from classwise.models import preact_resnet18, resnet18
 from classwise.training.engine import check_precision
-from classwise.training.model_views import HalvedConv, InFloat32, lowered
+from classwise.training.model_views import HalvedConv, InFloat32, bfloat16_view
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -34,7 +34,7 @@ needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="needs a GPU, or a CPU wi
 @pytest.mark.parametrize("make", [resnet18, preact_resnet18])
 def test_first_and_last_layer_are_kept_out_and_nothing_is_copied(make: type) -> None:
     model = make()
-    view = lowered(model)
+    view = bfloat16_view(model)
     kinds = [type(module) for module in view.modules()]
     assert (kinds.count(HalvedConv), kinds.count(InFloat32), kinds.count(ThinConv)) == (1, 1, 3)
     assert {id(parameter) for parameter in view.parameters()} == {id(parameter) for parameter in model.parameters()}
@@ -45,7 +45,7 @@ def test_first_and_last_layer_are_kept_out_and_nothing_is_copied(make: type) -> 
 def test_a_linear_model_has_one_layer_and_it_is_the_last() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).to(DEVICE)
     x = torch.rand(5, 3, 2, 2, device=DEVICE)
-    assert torch.equal(lowered(model)(x), model(x))
+    assert torch.equal(bfloat16_view(model)(x), model(x))
 
 
 @needs_bf16
@@ -55,7 +55,7 @@ def test_a_first_layer_tells_pixels_apart_that_bfloat16_does_not() -> None:
     model = nn.Sequential(conv, nn.Flatten(), nn.Linear(1, 1, bias=False)).to(DEVICE)
     model[2].weight.data.fill_(1.0)
     x = torch.tensor([[[[0.75, 0.7505]]]], device=DEVICE)
-    assert lowered(model)(x).item() == pytest.approx(0.0005, rel=0.02)
+    assert bfloat16_view(model)(x).item() == pytest.approx(0.0005, rel=0.02)
     with torch.autocast(DEVICE.type, torch.bfloat16):
         assert model(x).item() == 0.0
 
@@ -64,7 +64,7 @@ def test_a_first_layer_tells_pixels_apart_that_bfloat16_does_not() -> None:
 def test_logits_and_gradients_are_at_least_as_near_as_under_a_plain_autocast() -> None:
     torch.manual_seed(0)
     exact, plain, own = (copy.deepcopy(one) for one in [resnet18().to(DEVICE).train()] * 3)
-    view = lowered(own).train()
+    view = bfloat16_view(own).train()
     x, y = torch.rand(64, 3, 32, 32, device=DEVICE), torch.arange(64, device=DEVICE) % 10
 
     def autocast(images: Tensor) -> Tensor:

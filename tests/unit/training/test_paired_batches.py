@@ -13,7 +13,7 @@ from torch import nn
 
 from classwise.core.model_calls import both
 from classwise.models import digits_cnn, preact_resnet18, resnet18
-from classwise.training.model_views import PairedNorm, paired
+from classwise.training.model_views import PairedNorm, paired_view
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_pair_is_one_after_the_other(make: Callable[[], nn.Module], shape: tup
     torch.manual_seed(0)
     model = make().train().double()
     alone = copy.deepcopy(model)
-    together = paired(model)
+    together = paired_view(model)
     x, x_adv = torch.rand(2, 5, *shape, dtype=torch.float64)
     for _ in range(2):  # statistics of the first step are those the second starts from
         first, second = together(torch.cat([x, x_adv])).chunk(2)
@@ -44,7 +44,7 @@ def test_a_pair_is_one_after_the_other(make: Callable[[], nn.Module], shape: tup
 def test_a_pair_sees_what_the_optimizer_did() -> None:
     torch.manual_seed(0)
     model = resnet18().train()
-    together, x = paired(model), torch.rand(4, 3, 8, 8)
+    together, x = paired_view(model), torch.rand(4, 3, 8, 8)
     before = together(x)
     with torch.no_grad():
         for parameter in model.parameters():

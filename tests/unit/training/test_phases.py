@@ -22,7 +22,7 @@ from classwise.core.progress import Progress, Silent
 from classwise.data import load_data
 from classwise.data.wordnet import IMAGENET
 from classwise.training.checkpoint import load_state
-from classwise.training.phases import Phase, phase_of
+from classwise.training.data import Phase, phase_at
 from classwise.training.schedules import Piecewise
 
 CODE = """
@@ -178,16 +178,16 @@ def test_validation_images_are_those_of_the_phase(tmp_path: Path, recipe: dict[s
     [
         ({"epochs": 5}, "the phases have 4 epochs, the recipe 5"),
         ({"phases": [{"epochs": 4, "seize": 3}]}, "unknown key 'seize': did you mean 'size'"),
-        ({"phases": [{"epochs": 4, "size": 3}]}, "size = 3 is that of random parts: set augment.part"),
-        ({"augment": {"part": 0.3, "size": 9}}, "size = 9, but the images of FILE:small have only 8 pixels"),
-        ({"augment": {"part": 0.3, "crop": 2}}, "two ways to cut images"),
+        ({"phases": [{"epochs": 4, "size": 3}]}, "size = 3 applies to random parts: set augment.part"),
+        ({"augment": {"part": 0.3, "size": 9}}, "size = 9 is larger than the images of FILE:small (8 pixels)"),
+        ({"augment": {"part": 0.3, "crop": 2}}, "augment.crop and augment.part exclude each other"),
         ({"augment": {"part": 1.5}}, "augment.part = 1.5"),
         ({"phases": [{"batch_size": 4}]}, "phases.0.epochs is missing"),
         ({"phases": [{"epochs": 0}]}, "phases.0.epochs"),
         ({"phases": [{"epochs": 1}, {"epochs": 3, "data": "FILE:fewer"}]}, "phase 2 has other examples"),
         ({"phases": [{"epochs": 1}, {"epochs": 3, "data": "digits"}]}, "phase 2 has other examples"),
-        ({"phases": [{"epochs": 1}, {"epochs": 3, "crop": 8}]}, "crop = 8 would move images of 8 pixels out of sight"),
-        ({"data": {"name": "FILE:small", "extra": "FILE:small"}}, "extra images have one size"),
+        ({"phases": [{"epochs": 1}, {"epochs": 3, "crop": 8}]}, "crop = 8 must be smaller than the image (8 pixels)"),
+        ({"data": {"name": "FILE:small", "extra": "FILE:small"}}, "data.extra needs phases of one image size"),
         ({"schedule": "piecewise:epochs=0+1,factors=1"}, "2 epochs and 1 factors"),
         ({"schedule": "piecewise:epochs=1+0,factors=1+0"}, "each later than the one before"),
         ({"schedule": "piecewise:epochs=0+1,factors=1+-1"}, "none negative"),
@@ -222,7 +222,7 @@ def test_the_phases_of_the_paper() -> None:
 def test_epochs_lie_in_phases_in_turn(lengths: list[int]) -> None:
     images = load_data("digits", split="test")
     phases = [Phase(epochs=length, images=images, batch_size=1, crop=0) for length in lengths]
-    found = [phase_of(phases, epoch) for epoch in range(sum(lengths))]
+    found = [phase_at(phases, epoch) for epoch in range(sum(lengths))]
     assert found == [number for number, length in enumerate(lengths) for _ in range(length)]
     assert all(after - before in (0, 1) for before, after in pairwise(found))
 

@@ -16,13 +16,14 @@ import classwise as cw
 from classwise.attacks import PGD
 from classwise.config.recipes import load_recipe
 from classwise.core.errors import InputError
-from classwise.core.progress import SILENT, Progress
+from classwise.core.progress import Progress
 from classwise.core.types import ClassStats
 from classwise.data import Batches, ImageSet, MixedBatches, load_data, to_float
 from classwise.storage.run_directory import RunDirectory
-from classwise.training.loop import Job, Plan, _Training
-from classwise.training.plan import make_plan
-from classwise.training.pseudo_labels import pseudo_labelled
+from classwise.training.data import pseudo_labeled
+from classwise.training.plan import Plan, make_plan
+from classwise.training.state import TrainingState
+from classwise.training.stopping import check_stopping
 
 CPU = torch.device("cpu")
 QUICK: dict[str, Any] = {"epochs": 2, "attack": {"steps": 2}, "validation_per_class": 5}
@@ -150,7 +151,7 @@ def test_labels_by_a_model(tmp_path: Path) -> None:
     model, data = run.load(), load_data("digits", split="train")
     nameless = ImageSet(images=data.images, labels=np.zeros_like(data.labels), name="nameless", split="train")
     model.train()
-    labelled = pseudo_labelled(model, nameless, data.classes)
+    labelled = pseudo_labeled(model, nameless, data.classes)
     assert model.training
     assert labelled.classes == data.classes
     assert (labelled.labels == data.labels).mean() > 0.9
@@ -182,7 +183,7 @@ def test_patience_ends_a_run(tmp_path: Path) -> None:
     changes = {**QUICK, "epochs": 40, "patience": 2, "optimizer": {"name": "sgd", "lr": 1e-12}}
     run = cw.train("digits/standard", out=tmp_path / "run", **changes)
     assert (run.outcome.epochs, run.outcome.best_epoch) == (3, 1)
-    assert run.outcome.ended == "no better epoch in 2"
+    assert run.outcome.ended == "no improvement (patience = 2)"
     again = cw.train("digits/standard", out=tmp_path / "run", resume=True, **changes)
     assert again.outcome.epochs == 3
 
@@ -194,25 +195,25 @@ def verdicts(right: int) -> ClassStats:
     return made
 
 
-def training(tmp_path: Path, **guard: Any) -> _Training:
+def training(tmp_path: Path, **guard: Any) -> TrainingState:
     plan = plan_for(guard=guard, ema=0.9)
     directory = RunDirectory(tmp_path / "run")
-    Job(plan, directory, directory.claim("training", "x", {}, resume=False))
-    made = _Training(plan, directory, SILENT)
-    made.prepare(resume=False)
+    directory.claim("training", "x", {}, resume=False)
+    made = TrainingState(plan, directory)
+    made.start(resume=False)
     made.best = (1, 0.0)
     return made
 
 
 def test_a_collapse_stops_training(tmp_path: Path) -> None:
     one = training(tmp_path, drop=0.2)
-    one.watch(verdicts(5))
-    one.watch(verdicts(3))  # two tenths: not more than allowed
+    check_stopping(one, verdicts(5))
+    check_stopping(one, verdicts(3))  # two tenths: not more than allowed
     assert one.ended is None
     with pytest.warns(
         UserWarning, match=r"overfitting in epoch 0: robust accuracy fell from 50.0 to 20.0; training stops"
     ):
-        one.watch(verdicts(2))
+        check_stopping(one, verdicts(2))
     assert one.ended is not None
 
 
@@ -220,16 +221,16 @@ def test_or_goes_back_to_the_best_with_a_stronger_attack(tmp_path: Path) -> None
     one = training(tmp_path, drop=0.2, action="back")
     model, average = one.engine.model, one.engine.average
     assert average is not None
-    one.watch(verdicts(5))
+    check_stopping(one, verdicts(5))
     good = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
     average.on_step(model)
     one.controls = one.controls.uniform(3)
-    one.watch(verdicts(4))  # worse, but no collapse: what was good stays what it was
-    with pytest.warns(UserWarning, match="back to the best, with 2 times as many steps"):
-        one.watch(verdicts(1))
+    check_stopping(one, verdicts(4))  # worse, but no collapse: what was good stays what it was
+    with pytest.warns(UserWarning, match="goes back to the most robust epoch, with 2 times the attack steps"):
+        check_stopping(one, verdicts(1))
     assert one.ended is None
     assert average.model is not None
     for found in (model, average.model):
@@ -239,20 +240,20 @@ def test_or_goes_back_to_the_best_with_a_stronger_attack(tmp_path: Path) -> None
     assert isinstance(attack, PGD)
     assert (attack.steps, attack.step_size) == (4, None)
     one.save()
-    other = _Training(one.plan, one.directory, SILENT)
-    other.prepare(resume=True)
+    other = TrainingState(one.plan, one.directory)
+    other.start(resume=True)
     assert other.engine.objective == one.engine.objective
-    assert other.sound == 0.5
+    assert other.best_robust == 0.5
 
 
 def test_but_not_for_ever(tmp_path: Path) -> None:
     one = training(tmp_path, drop=0.2, action="back")
-    one.watch(verdicts(5))
+    check_stopping(one, verdicts(5))
     for times in (2, 4, 8, 16):
-        with pytest.warns(UserWarning, match=f"with {times} times as many steps"):
-            one.watch(verdicts(1))
+        with pytest.warns(UserWarning, match=f"with {times} times the attack steps"):
+            check_stopping(one, verdicts(1))
     with pytest.warns(UserWarning, match="training stops"):
-        one.watch(verdicts(1))
+        check_stopping(one, verdicts(1))
     assert one.ended is not None
     assert one.engine.objective.attack.steps == 32  # type: ignore[attr-defined]
 
@@ -265,10 +266,10 @@ def test_but_not_for_ever(tmp_path: Path) -> None:
         ({"validation_per_class": 0, "select": "last", "patience": 3}, "patience needs validation images"),
         ({"validation_per_class": 0, "select": "last", "fawa": {}}, "fawa needs validation images"),
         ({"validation_per_class": 0, "select": "last", "guard": {}}, "guard needs validation images"),
-        ({"fawa": {}, "ema": 0.9}, "two averages"),
+        ({"fawa": {}, "ema": 0.9}, "fawa and ema both average the weights"),
         ({"fawa": {"treshold": 0.2}}, "did you mean 'threshold'"),
         ({"awp": {"gamma": -1}}, "gamma must be positive"),
-        ({"guard": {"drop": 20}}, "drop is a fraction of one, got 20"),
+        ({"guard": {"drop": 20}}, "drop must be a fraction between 0 and 1, got 20"),
         ({"guard": {"action": "pray"}}, "action = 'pray': input should be 'stop' or 'back'"),
         ({"data.withot_class": 3}, "did you mean 'without_class'"),
     ],

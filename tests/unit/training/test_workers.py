@@ -13,44 +13,44 @@ import pytest
 import torch
 
 from classwise.core.errors import Diverged, InputError
-from classwise.training.workers import Tell, done_by
+from classwise.training.workers import Send, run_jobs
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes where Linux shows them")
 
 
-def square(number: int, tell: Tell) -> int:
-    tell(("began", number))
+def square(number: int, send: Send) -> int:
+    send(("began", number))
     time.sleep(0.2 if number == 1 else 0.0)
-    tell(("did", number))
+    send(("did", number))
     return number**2
 
 
-def diverge(number: int, tell: Tell) -> int:
+def diverge(number: int, send: Send) -> int:
     if number < 2:
         raise Diverged(f"number {number}")
-    tell(number)
+    send(number)
     return number
 
 
-def refuse(number: int, tell: Tell) -> int:
+def refuse(number: int, send: Send) -> int:
     if number == 0:
         raise InputError("not this")
     time.sleep(60)
     return number
 
 
-def where(_: int, tell: Tell) -> tuple[int, int]:
+def where(_: int, send: Send) -> tuple[int, int]:
     return os.getpid(), torch.get_num_threads()
 
 
-def nap(seconds: float, tell: Tell) -> None:
-    tell("began")
+def nap(seconds: float, send: Send) -> None:
+    send("began")
     time.sleep(seconds)
 
 
 def test_results_come_in_order_and_everything_told_is_heard() -> None:
     heard: list[tuple[str, int]] = []
-    assert done_by(2, square, [1, 2, 3], heard.append) == [1, 4, 9]
+    assert run_jobs(2, square, [1, 2, 3], heard.append) == [1, 4, 9]
     assert sorted(heard) == [(what, number) for what in ("began", "did") for number in (1, 2, 3)]
     assert all(heard.index(("began", number)) < heard.index(("did", number)) for number in (1, 2, 3))
 
@@ -58,26 +58,26 @@ def test_results_come_in_order_and_everything_told_is_heard() -> None:
 def test_what_diverges_keeps_nobody_from_the_end_and_the_first_is_told() -> None:
     heard: list[int] = []
     with pytest.raises(Diverged, match="number 0"):
-        done_by(2, diverge, [0, 1, 2, 3], heard.append)
+        run_jobs(2, diverge, [0, 1, 2, 3], heard.append)
     assert sorted(heard) == [2, 3]
 
 
 def test_whatever_else_goes_wrong_ends_all() -> None:
     began = time.monotonic()
     with pytest.raises(InputError, match="not this"):
-        done_by(2, refuse, [0, 1, 2, 3])
+        run_jobs(2, refuse, [0, 1, 2, 3])
     assert time.monotonic() - began < 50
 
 
 def test_they_are_other_processes_and_share_the_cores() -> None:
-    (first, threads), (second, _) = done_by(2, where, [0, 1])
+    (first, threads), (second, _) = run_jobs(2, where, [0, 1])
     assert os.getpid() not in (first, second)
     assert threads == max(1, (os.cpu_count() or 1) // 2)
 
 
 def test_they_are_some() -> None:
     with pytest.raises(InputError, match="workers = 0: expected at least 1"):
-        done_by(0, square, [1])
+        run_jobs(0, square, [1])
 
 
 @LINUX
@@ -95,4 +95,4 @@ def test_they_end_with_whoever_asked(blow: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    done_by(2, nap, [60, 60], lambda said: print(said, flush=True))
+    run_jobs(2, nap, [60, 60], lambda said: print(said, flush=True))

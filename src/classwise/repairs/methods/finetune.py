@@ -60,9 +60,10 @@ from classwise.repairs.fit import FOLDS, assigned
 from classwise.repairs.methods.base import Case, Images, Repaired
 from classwise.repairs.methods.head_sam import at_least_one
 from classwise.storage.run_directory import RunDirectory
-from classwise.training.loop import Job, Plan, fit
+from classwise.training.data import Phase
+from classwise.training.loop import Job, fit
 from classwise.training.optimizers import SGD
-from classwise.training.phases import Phase
+from classwise.training.plan import Plan
 from classwise.training.schedules import Constant, MultiStep
 from classwise.training.weight_perturbation import WeightPerturbation
 
