@@ -125,7 +125,7 @@ def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
 TRAINING = (
     Variant("everything on"),
     Variant("no torch.compile", (changed(compiled, "compiled", as_it_is),)),
-    Variant("two passes instead of a pair", (changed(compiled.Stand, "both", None),)),
+    Variant("two passes instead of a pair", (changed(compiled.StepModel, "both", None),)),
     Variant("no folding in the attack", (changed(optimized_copy, "_WAYS", ("as it is",)),)),
     Variant("no fused kernels in the attack", (changed(optimized_copy, "_WAYS", ("folded", "as it is")),)),
     Variant("shortcuts with their stride", (changed(folding, "thins", never), changed(model_views, "thins", never))),

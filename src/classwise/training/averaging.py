@@ -1,4 +1,4 @@
-"""Averages of weights and batch-norm statistics: over all steps, or over epochs whose worst class is good enough."""
+"""Averages of weights and batch-norm statistics, over all steps or over epochs with a good worst class."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ from classwise.core.types import ClassStats
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers, tied ones once."""
+    """Yield parameters and buffers; tied ones once."""
     yield from model.named_parameters()
     yield from model.named_buffers()
 
 
 class Average(Protocol):
-    """A model made of the models of a training."""
+    """An average of the models of a training."""
 
     gated: bool
-    """Whether it wants the validation statistics of the trained model itself."""
+    """Whether ``on_epoch`` needs validation statistics of the trained model itself."""
 
     @property
     def model(self) -> nn.Module | None:
-        """The average so far, where there is one."""
+        """The average so far; None before the first model is included."""
 
     def on_step(self, model: nn.Module) -> None:
-        """A step was made."""
+        """Update the average after a training step."""
 
     def on_epoch(self, model: nn.Module, val: ClassStats) -> None:
-        """An epoch was made, after which the model does so well."""
+        """Update the average after an epoch with these statistics."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """Return the state for a checkpoint."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state."""
+        """Restore the state of a checkpoint."""
 
 
 class WeightAverage:
-    """w_avg ← d · w_avg + (1 - d) · w after every step, where d grows to ``decay`` as min(decay, t / (t + 9)).
+    """Exponential moving average over steps.
 
-    Without the growth the average consists of the random initial weights for the first epochs, its class statistics
-    are noise, and a policy that adds them up for good never recovers from them.
+    w_avg ← d · w_avg + (1 - d) · w after step t = 0, 1, ..., with d = min(decay, t / (t + 9)). With a constant d, the
+    average would mostly consist of the random initial weights during the first epochs; its class statistics would be
+    noise, which policies that accumulate statistics never forget.
     """
 
     gated = False
@@ -58,84 +59,87 @@ class WeightAverage:
         self.decay, self.updates = decay, 0
 
     def on_step(self, model: nn.Module) -> None:
-        """Take in the present weights."""
+        """Include the current weights."""
         _mix(self.model, model, 1 - min(self.decay, self.updates / (self.updates + 9)))
         self.updates += 1
 
     def on_epoch(self, model: nn.Module, val: ClassStats) -> None:
-        """Nothing: it lives by steps."""
+        """Do nothing: this average is updated by steps."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """Return the state for a checkpoint."""
         return {"model": self.model.state_dict(), "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state."""
+        """Restore the state of a checkpoint."""
         self.model.load_state_dict(state["model"])
         self.updates = state["updates"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FAWASettings:
-    """Fairness-aware weight averaging."""
+    """Settings of fairness-aware weight averaging."""
 
     decay: Number = 0.85
     threshold: Number = 0.2
-    """The least robust accuracy of the worst class, as a fraction, with which an epoch is let in."""
+    """Minimum robust accuracy of the worst class, as a fraction, for an epoch to be included."""
     begin: int = 1
-    """The first epoch that may be let in."""
+    """The first epoch that may be included."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
             raise InputError(f"decay must lie in [0, 1), got {self.decay}")
         if not 0 <= self.threshold <= 1:
-            raise InputError(f"threshold is a fraction of one, got {self.threshold}")
+            raise InputError(f"threshold must lie in [0, 1], got {self.threshold}")
         if self.begin < 1:
-            raise InputError(f"begin counts epochs from 1, got {self.begin}")
+            raise InputError(f"begin must be at least 1, got {self.begin}")
 
 
 class FAWA:
-    """w_avg ← d · w_avg + (1 - d) · w after every epoch whose worst class holds (Wei et al. 2023, Section 4.3).
+    """Fairness-aware weight averaging (Wei et al. 2023, Section 4.3).
+
+    w_avg ← d · w_avg + (1 - d) · w after every epoch whose worst class reaches the threshold.
 
     Deviations
-    * Before an epoch was let in there is no average, and the trained model stands for it; the authors' code evaluates
-      the random weights it began with.
-    * The paper begins with epoch 50, the authors' code with the first; here it is a setting.
+    * Before the first epoch is included there is no average, and the trained model is used; the authors' code evaluates
+      the random initial weights.
+    * The paper begins at epoch 50, the authors' code at the first epoch; here it is a setting.
     """
 
     gated = True
 
     def __init__(self, model: nn.Module, settings: FAWASettings) -> None:
-        self.settings, self.epochs, self.admitted = settings, 0, 0
+        self.settings, self.epochs, self.included = settings, 0, 0
         self.average = copy.deepcopy(model).eval().requires_grad_(False)
 
     @property
     def model(self) -> nn.Module | None:
-        return self.average if self.admitted else None
+        return self.average if self.included else None
 
     def on_step(self, model: nn.Module) -> None:
-        """Nothing: it lives by epochs."""
+        """Do nothing: this average is updated by epochs."""
 
     def on_epoch(self, model: nn.Module, val: ClassStats) -> None:
-        """Take in the present weights, if the worst class is good enough with them."""
+        """Include the current weights if their worst class reaches the threshold."""
         self.epochs += 1
-        shares = (val.correct_adv.double() / val.n_adv)[val.n_adv > 0]  # 24 of 100 must not be less than 0.24
+        # In float64, so that 24 of 100 is not less than 0.24.
+        shares = (val.correct_adv.double() / val.n_adv)[val.n_adv > 0]
         if self.epochs < self.settings.begin or not len(shares) or float(shares.min()) < self.settings.threshold:
             return
-        _mix(self.average, model, 1 - self.settings.decay if self.admitted else 1.0)
-        self.admitted += 1
+        _mix(self.average, model, 1 - self.settings.decay if self.included else 1.0)
+        self.included += 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"model": self.average.state_dict(), "epochs": self.epochs, "admitted": self.admitted}
+        return {"model": self.average.state_dict(), "epochs": self.epochs, "included": self.included}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.average.load_state_dict(state["model"])
-        self.epochs, self.admitted = state["epochs"], state["admitted"]
+        self.epochs, self.included = state["epochs"], state["included"]
 
 
 @torch.no_grad()
 def _mix(average: nn.Module, model: nn.Module, share: float) -> None:
-    """Move an average towards a model by a share; counters are copied."""
+    """Move an average towards a model by ``share``; integer buffers are copied."""
     pairs = [(mine, current) for (_, mine), (_, current) in zip(_tensors(average), _tensors(model), strict=True)]
     smooth = [pair for pair in pairs if pair[0].is_floating_point()]
     counters = [pair for pair in pairs if not pair[0].is_floating_point()]

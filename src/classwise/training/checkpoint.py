@@ -1,6 +1,6 @@
-"""Checkpoints: the whole state of a run to continue from, and plain weights to use.
+"""Checkpoint files: the state of a run for ``--resume``, and weights.
 
-The state is saved by torch and read back with ``weights_only``: tensors and plain values, never code. Weights are
+The state is a torch file that is read with ``weights_only``: tensors and plain values, never code. Weights are
 safetensors. Both are written atomically.
 """
 
@@ -20,18 +20,18 @@ SCHEMA = "classwise/checkpoint/1"
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write the state of a run."""
+    """Write the state of a run atomically."""
     with atomic(path) as temporary:
         torch.save({"schema": SCHEMA, **state}, temporary)
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Read the state of a run, onto the CPU."""
+    """Read the state of a run onto the CPU."""
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise InputError(f"no such checkpoint: {path}") from None
-    except Exception as error:  # what a damaged file raises depends on where the reader stumbles
+    except Exception as error:  # a damaged file can raise anything
         raise InputError(f"{path} is not a readable checkpoint: {one_line(error, 120)}") from None
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
         raise InputError(f"{path} is not a checkpoint of this version: expected schema {SCHEMA}")
@@ -39,8 +39,8 @@ def load_state(path: Path) -> dict[str, Any]:
 
 
 def save_weights(path: Path, model: nn.Module) -> None:
-    """Write a model's weights and buffers."""
-    # Cloned because safetensors refuses tensors that share storage, as tied weights do.
+    """Write a model's weights and buffers atomically."""
+    # Clones, because safetensors rejects tensors that share storage, as tied weights do.
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
     with atomic(path) as temporary:
         save_file(weights, temporary)

@@ -1,10 +1,9 @@
 """The training step as one CUDA graph: attack, losses and gradients replayed without the host.
 
-In the step the model is asked in two ways. In training mode it runs compiled by torch.compile, in bfloat16 with float32
-weights. In evaluation mode, where attacks search, its twin stands in, whose folded weights are taken from the model at
-the beginning of every step. In both cuDNN's kernels are chosen by trial. What changes with time stays outside of the
-graph, where no value can be baked in: the learning rate, the clipping, the optimizer, the average. A batch of another
-size than the usual takes the eager step.
+In training mode the model runs through torch.compile, in bfloat16 with float32 weights. In evaluation mode, where
+attacks search, an optimized copy is used, whose folded weights are copied from the model at the start of every step. In
+both, cuDNN selects kernels by benchmarking. Learning rate, clipping, optimizer and weight average stay outside the
+graph, because values in a graph are constants. A batch of another size runs the eager step.
 """
 
 # B batch, K classes
@@ -33,14 +32,14 @@ from classwise.training.model_views import bfloat16_view, paired_view
 P = ParamSpec("P")
 T = TypeVar("T")
 WARMUP = 3
-"""Steps before a capture, in which kernels are compiled and chosen."""
+"""Steps before a capture, in which kernels are compiled and selected."""
 
 
-class Stand(nn.Module):
-    """A model whose passes in training and in evaluation mode are different callables.
+class StepModel(nn.Module):
+    """The model of a captured step: separate compiled passes in training and in evaluation mode.
 
-    In training mode two batches go through in one pass, in which every batch norm takes them for two: first the one,
-    then the other, each with its own statistics. So it is the same as two passes, with larger convolutions.
+    In training mode ``both`` sends two batches through one pass in which batch norms process them one after the other,
+    each with its own statistics. The result is that of two passes, with larger convolutions.
     """
 
     place: Tensor
@@ -49,7 +48,7 @@ class Stand(nn.Module):
         super().__init__()
         self.register_buffer("place", torch.zeros((), device=device))
         views = [model.train(), paired_view(model.train())]
-        # In a tuple, where nobody who looks for parameters or modes finds them: they are always in training mode.
+        # In a tuple, so that they are not submodules: they stay in training mode and list no parameters.
         self._modules_in_training = tuple(_Pass(bfloat16_view(one) if precision == "bf16" else one) for one in views)
         self._trained, self._paired = (compiled(one.forward) for one in self._modules_in_training)
         self._searched = compiled(twin.compute)
@@ -57,14 +56,14 @@ class Stand(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             return self._trained(x)
-        # With a gradient or without, the same kernels: they round alike, and a search that begins next to the image,
-        # as that of TRADES, is led by the difference between the two logits.
+        # The same kernels with and without gradients, so that rounding is equal: a search that starts next to the
+        # image, as in TRADES, follows the difference between the two logits.
         with torch.enable_grad():
             logits = self._searched(x if x.requires_grad else x.detach().requires_grad_())
         return logits if torch.is_grad_enabled() else logits.detach()
 
     def both(self, x: Tensor, x_adv: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits of two batches of one size."""
+        """Return the logits of two batches of one size."""
         if not self.training:
             return self(x), self(x_adv)
         first, second = self._paired(torch.cat([x, x_adv])).chunk(2)
@@ -72,7 +71,7 @@ class Stand(nn.Module):
 
 
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
-    """The function compiled for the one shape it is asked for."""
+    """Compile a function for one input shape."""
     return torch.compile(function, dynamic=False)
 
 
@@ -89,7 +88,7 @@ class _Pass(nn.Module):
 
 @dataclass(slots=True, kw_only=True)
 class CompiledEngine(Engine):
-    """An engine that replays the steps of one batch size; everything else it does as its parent."""
+    """An engine that captures the step for one batch size and replays it; other batches run the eager step."""
 
     captured: _Step | None = field(default=None, init=False)
     failed: bool = field(default=False, init=False)
@@ -105,36 +104,36 @@ class CompiledEngine(Engine):
 
     def reset(self) -> None:
         if self.captured is not None:
-            self.optimizer.zero_grad(set_to_none=True)  # the gradients lie in the memory of the graph
+            self.optimizer.zero_grad(set_to_none=True)  # gradients lie in the graph's memory
             self.captured = None
-            torch.cuda.empty_cache()  # that memory is kept for no one else
+            torch.cuda.empty_cache()  # releases the graph's memory
         self.failed = False
 
     def searched(self, model: nn.Module) -> nn.Module:
         if self.captured is None:
             return Engine.searched(self, model)
-        self.captured.twin.refresh(model)  # the next step takes the trained model's weights again
+        self.captured.twin.refresh(model)  # the next step copies the trained model's weights again
         return self.captured.twin
 
     def _capture(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> None:
         began = time.perf_counter()
         try:
             self.captured = _Step(self, x, y, controls, generator)
-        except Exception as error:  # a compiler is missing, or an objective looks at its values
+        except Exception as error:  # for example: no compiler, or an objective that reads tensor values
             self.failed = True
-            warnings.warn(f"the training step cannot be compiled, so it runs eagerly: {one_line(error)}", stacklevel=2)
+            warnings.warn(f"the training step cannot be compiled and runs eagerly: {one_line(error)}", stacklevel=2)
         torch.cuda.synchronize()
         self.warmup += time.perf_counter() - began
 
 
 class _Step:
-    """One captured step on buffers of its own."""
+    """One captured step with its own input buffers."""
 
     def __init__(self, engine: Engine, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> None:
         if engine.objective.replays > 1:
-            raise TypeError(f"{type(engine.objective).__name__} makes several updates on every batch")
+            raise TypeError(f"{type(engine.objective).__name__} makes several updates per batch")
         self.engine, self.x, self.y = engine, x.clone(), y.clone()
-        self.given = controls
+        self.loaded = controls
         self.controls = replace(
             controls, **{part.name: getattr(controls, part.name).clone() for part in _tensors(controls)}
         )
@@ -144,11 +143,11 @@ class _Step:
         with kernels_by_trial():
             twin = twin_of(self.model, x, lowered=engine.precision == "bf16")
             if twin is None:
-                raise TypeError("the model has no faster twin")
-            self.twin, self.stand = twin, Stand(self.model, twin, engine.precision, x.device)
+                raise TypeError("no optimized copy of the model computes the same function")
+            self.twin, self.step_model = twin, StepModel(self.model, twin, engine.precision, x.device)
             self.refresh = compiled(twin.refresh)
             self.graph = torch.cuda.CUDAGraph()
-            with _rehearsal(self.model, generator), fusing():
+            with _undone(self.model, generator), fusing():
                 self._capture(generator)
 
     def _capture(self, generator: Randomness) -> None:
@@ -160,44 +159,44 @@ class _Step:
                 self._work(generator)
         torch.cuda.current_stream().wait_stream(stream)
         self.engine.optimizer.zero_grad(set_to_none=True)
-        drawn_from = generator if isinstance(generator, torch.Generator) else None
-        with recorded(self.graph, generator=drawn_from):
+        captured_generator = generator if isinstance(generator, torch.Generator) else None
+        with recorded(self.graph, generator=captured_generator):
             self.stats, self.loss = self._work(generator)
         self.gradients = [(parameter, parameter.grad) for parameter in self.model.parameters()]
 
     def _work(self, generator: Randomness) -> tuple[ClassStats, Tensor]:
         self.model.train()
-        self.stand.train()
+        self.step_model.train()
         self.refresh(self.model)
-        x_adv = self.engine.attacked(self.stand, self.x, self.y, self.controls, generator)
-        terms, loss = self.engine.descend(self.stand, self.x, x_adv, self.y, self.controls)
+        x_adv = self.engine.attacked(self.step_model, self.x, self.y, self.controls, generator)
+        terms, loss = self.engine.descend(self.step_model, self.x, x_adv, self.y, self.controls)
         return ClassStats.of(terms, self.y, self.controls.num_classes), loss
 
     def fits(self, x: Tensor, controls: ClassControls) -> bool:
-        """Whether a batch and its controls are of the shape of the buffers."""
-        mine, theirs = ([part.name for part in _tensors(one)] for one in (self.controls, controls))
-        return x.shape == self.x.shape and mine == theirs
+        """Return whether a batch and its controls have the shapes of the buffers."""
+        own, given = ([part.name for part in _tensors(one)] for one in (self.controls, controls))
+        return x.shape == self.x.shape and own == given
 
     def replay(self, x: Tensor, y: Tensor, controls: ClassControls) -> tuple[ClassStats, Tensor]:
-        """The same on another batch. Results and gradients are overwritten by the next."""
+        """Run the step on a batch. The next replay overwrites results and gradients."""
         self.x.copy_(x)
         self.y.copy_(y)
-        if controls is not self.given:
-            self.given = controls
+        if controls is not self.loaded:
+            self.loaded = controls
             for part in _tensors(controls):
                 getattr(self.controls, part.name).copy_(getattr(controls, part.name))
         for parameter, gradient in self.gradients:
-            parameter.grad = gradient  # an eager step in between leaves its own
+            parameter.grad = gradient  # an eager step in between has replaced it
         self.graph.replay()
         return self.stats, self.loss
 
 
 @contextmanager
 def kernels_by_trial() -> Iterator[None]:
-    """Convolutions of new shapes try every kernel that cuDNN has for them, and stay with the fastest.
+    """Let cuDNN benchmark all kernels for convolutions of new shapes and keep the fastest.
 
-    Otherwise cuDNN guesses; either way the choice is remembered for the shape as long as the process lives. Which is
-    the fastest may differ from run to run, and so the rounding: whoever asks for determinism is left with the guess.
+    Otherwise cuDNN uses a heuristic; either way its choice is cached for the shape until the process ends. The fastest
+    kernel, and with it the rounding, may differ between runs: with deterministic algorithms, the heuristic is kept.
     """
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.benchmark_limit
@@ -211,8 +210,8 @@ def kernels_by_trial() -> Iterator[None]:
 
 
 @contextmanager
-def _rehearsal(model: nn.Module, generator: Randomness) -> Iterator[None]:
-    """What is done in here to a model's weights, its statistics and random generators is taken back."""
+def _undone(model: nn.Module, generator: Randomness) -> Iterator[None]:
+    """Restore a model's weights, its statistics and random generators at the end of the block."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     default = torch.cuda.default_generators[torch.cuda.current_device()]
     generators = [one for one in (generator, default) if isinstance(one, torch.Generator)]
@@ -226,5 +225,5 @@ def _rehearsal(model: nn.Module, generator: Randomness) -> Iterator[None]:
 
 
 def _tensors(controls: ClassControls) -> list[Field[Any]]:
-    """The controls of a step that are there; which classes the next batches are drawn from is not its business."""
+    """Return the controls that are set, without ``sampling``, which does not affect a step."""
     return [part for part in fields(controls) if part.name != "sampling" and getattr(controls, part.name) is not None]

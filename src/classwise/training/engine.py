@@ -1,4 +1,4 @@
-"""One optimisation step: attack, loss, class controls, update. Eager; the reference for any faster engine."""
+"""One training step: attack, loss, class controls, update. This eager engine is the reference for the compiled one."""
 
 # B batch, K classes
 
@@ -22,12 +22,12 @@ from classwise.training.model_views import bfloat16_view, synchronized_view
 from classwise.training.weight_perturbation import WeightPerturbation
 
 Precision = Literal["fp32", "bf16"]
-"""Of convolutions and products; images, weights, the last layer, losses and projections are float32 in any case."""
+"""Precision of convolutions and matrix products; images, weights, last layer, losses and projections are float32."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """The moving parts of training and the step that moves them."""
+    """Model, optimizer and average of a training, and the step that updates them."""
 
     model: nn.Module
     objective: Objective
@@ -38,9 +38,9 @@ class Engine:
     clip: float | None
     awp: WeightPerturbation | None = None
     group: ProcessGroup = SINGLE
-    """The processes among which batches are divided."""
+    """The processes that share every batch."""
     warmup: float = 0.0
-    """Seconds spent on getting ready, which later steps do not have."""
+    """Seconds spent on compilation so far."""
     view: nn.Module = field(init=False)
     """The model in the chosen precision."""
 
@@ -48,7 +48,7 @@ class Engine:
         self.view = self.searched(self.model if self.group.size == 1 else synchronized_view(self.model, self.group))
 
     def step(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> tuple[ClassStats, Tensor]:
-        """Train on one batch, or this process's share of it; its statistics and mean loss, still on the device."""
+        """Train on one batch, or this process's share of it; returns statistics and mean loss on the device."""
         self.view.train()
         x_adv = self.attacked(self.view, x, y, controls, generator)
         for replay in range(self.objective.replays):
@@ -61,21 +61,23 @@ class Engine:
     def attacked(
         self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness
     ) -> Tensor:
-        """Adversarial images for a batch. ``model`` stands for the engine's."""
+        """Return adversarial images of a batch. ``model`` computes what the engine's model computes."""
         return self.objective.perturb(model, x, y, controls, generator=generator)
 
     def descend(
         self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, controls: ClassControls
     ) -> tuple[LossTerms, Tensor]:
-        """Loss terms and mean loss, with the gradient left in the weights."""
+        """Compute loss terms and mean loss, and leave the gradient in the weights."""
 
         def loss_of() -> tuple[LossTerms, Tensor]:
             terms = self.objective.under(controls).terms(model, x, x_adv, y)
             now = self.policy.on_batch(*self.group.gather(terms, y)) or controls
             return terms, self.group.weighted(reduce(terms, y, now), len(y))
 
-        push = nullcontext() if self.awp is None else self.awp.perturbed(self.model, lambda: loss_of()[1], self.group)
-        with push:
+        perturbation = (
+            nullcontext() if self.awp is None else self.awp.perturbed(self.model, lambda: loss_of()[1], self.group)
+        )
+        with perturbation:
             terms, loss = loss_of()
             loss.backward()  # type: ignore[no-untyped-call]
         loss = loss.detach()
@@ -83,7 +85,7 @@ class Engine:
         return terms, loss
 
     def update(self) -> None:
-        """Move the weights by the gradients they have."""
+        """Update weights and average by the gradients in the weights."""
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
@@ -91,23 +93,23 @@ class Engine:
             self.average.on_step(self.model)
 
     def reset(self) -> None:
-        """Forget what was prepared for the parts as they were."""
+        """Discard what was compiled, because a part of the engine has changed."""
 
     def searched(self, model: nn.Module) -> nn.Module:
-        """What attacks on the model, or on its average, should search until the next step: a faster one, or itself."""
+        """Return the model that attacks search instead of the trained model or its average, until the next step."""
         return bfloat16_view(model) if self.precision == "bf16" else model
 
     @property
     def result(self) -> nn.Module:
-        """The model a run hands out: the averaged one where there is an average."""
+        """The model that a run produces: the averaged one if there is an average."""
         averaged = None if self.average is None else self.average.model
         return self.model if averaged is None else averaged
 
 
 def check_precision(precision: Precision, device: torch.device) -> None:
-    """Refuse bf16 where it would kill the process: some virtual CPUs announce bf16 units that they do not have.
+    """Raise if bf16 does not work: some virtual CPUs report bf16 instructions that they do not have.
 
-    The instruction is tried in a process of its own, because nothing survives it where it is missing.
+    The instruction is tried in a separate process, because a missing one kills the process.
     """
     if precision == "fp32" or device.type != "cpu":
         return

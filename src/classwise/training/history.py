@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one line per epoch, everything per class. Accuracies in percent, absent ones null."""
+"""The training history in ``metrics.jsonl``: one line per epoch. Accuracies are in percent; missing ones are null."""
 
 # K classes
 
@@ -20,17 +20,17 @@ Record = dict[str, Any]
 
 
 def write_history(path: Path, records: Sequence[Record]) -> None:
-    """Write all lines anew, so that the file is whole at any time and never ahead of the checkpoint."""
+    """Write all lines atomically, so that the file is always complete and never ahead of the checkpoint."""
     write_text(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
 
 
 def read_history(path: Path) -> list[Record]:
-    """The lines that were written."""
+    """Read the records of all epochs."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def stats_record(stats: ClassStats) -> Record:
-    """Class statistics as a record."""
+    """Convert class statistics to a record."""
     return {
         "n": stats.n.tolist(),
         "natural": _accuracy(stats.correct_nat, stats.n_nat),
@@ -41,7 +41,7 @@ def stats_record(stats: ClassStats) -> Record:
 
 
 def controls_record(controls: ClassControls) -> Record:
-    """The controls an epoch was trained with; those left at one are omitted."""
+    """Convert the controls of an epoch to a record, without those that are 1 for every class."""
     present = {f.name: value for f in fields(controls) if (value := getattr(controls, f.name)) is not None}
     return {name: value.tolist() for name, value in present.items() if not bool((value == 1).all())}
 

@@ -1,7 +1,7 @@
-"""Where the numbers of an epoch go besides ``metrics.jsonl``: TensorBoard, MLflow, or an object of one's own.
+"""Loggers of training metrics, besides ``metrics.jsonl``: TensorBoard, MLflow, or user objects.
 
-Loggers change nothing of what is trained. One that fails is warned of once and then left out. After a resumption a
-series goes on behind the last epoch it has, with those it missed.
+Loggers cannot change results. A logger that raises is removed with one warning. After ``--resume`` a logger gets all
+epochs after the last one it has.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from classwise.storage.files import read_json, write_json
 
 
 class Logger(Protocol):
-    """Takes the epochs of a training, or of several side by side; ``epoch.run`` tells which."""
+    """Receives the epochs of one or several trainings; ``epoch.run`` identifies the training."""
 
     def epoch(self, epoch: Epoch) -> None:
-        """An epoch is over."""
+        """Log a finished epoch."""
 
     def close(self) -> None:
-        """So is the training, however it ended."""
+        """Finish logging; called also after errors."""
 
 
 class Loggers(AbstractContextManager["Loggers"]):
-    """Several loggers, none of which can end a training."""
+    """Several loggers, whose exceptions become warnings."""
 
     def __init__(self, loggers: Iterable[Logger]) -> None:
         self.loggers = list(loggers)
 
     def epoch(self, epoch: Epoch) -> None:
-        """Pass an epoch on."""
+        """Log an epoch with every logger."""
         self._each(lambda logger: logger.epoch(epoch))
 
     def __exit__(self, *error: object) -> None:
@@ -51,11 +51,11 @@ class Loggers(AbstractContextManager["Loggers"]):
                 call(logger)
             except Exception as error:
                 self.loggers.remove(logger)
-                warnings.warn(f"logger {type(logger).__name__} failed and is left out: {one_line(error)}", stacklevel=4)
+                warnings.warn(f"logger {type(logger).__name__} failed and was removed: {one_line(error)}", stacklevel=4)
 
 
 def scalars(record: Mapping[str, Any], classes: Sequence[str]) -> Iterator[tuple[str, float]]:
-    """The numbers of an epoch by name, accuracies on validation; what was not measured is left out.
+    """Yield the metrics of an epoch by name, without those that were not measured. Accuracies are on validation.
 
     >>> robust = {"overall": 40.0, "worst": {"label": 1, "value": 20.0}, "by_class": [60.0, 20.0]}
     >>> record = {"loss": 0.5, "lr": 0.1, "validation": {"natural": None, "robust": robust}}
@@ -81,18 +81,18 @@ def scalars(record: Mapping[str, Any], classes: Sequence[str]) -> Iterator[tuple
 
 
 def _tag(name: str) -> str:
-    """A class in a name that MLflow takes; its label before it tells apart what then looks the same."""
+    """Convert a class name to characters that MLflow accepts; the label in front keeps names unique."""
     return re.sub(r"[^A-Za-z0-9 _.-]", "_", name)[:80]
 
 
 class _Series:
-    """For each run directory, which epochs were logged."""
+    """The last logged epoch of every run directory."""
 
     def __init__(self) -> None:
         self.last: dict[Path, int] = {}
 
     def missing(self, epoch: Epoch) -> Iterator[Mapping[str, Any]]:
-        """The records that come after the last one logged; they then are."""
+        """Yield the records after the last logged one, and mark them as logged."""
         for record in epoch.history:
             if record["epoch"] > self.last[epoch.run]:
                 yield record
@@ -100,7 +100,7 @@ class _Series:
 
 
 class TensorBoard:
-    """Event files in ``tensorboard/`` of the run directory."""
+    """Writes event files to ``tensorboard/`` in the run directory."""
 
     def __init__(self) -> None:
         self.make_writer = _package("tensorboard", "torch.utils.tensorboard").SummaryWriter
@@ -109,7 +109,7 @@ class TensorBoard:
         self.series = _Series()
 
     def epoch(self, epoch: Epoch) -> None:
-        """Write the epochs that are not there yet."""
+        """Write the epochs that are not in the event files yet."""
         if epoch.run not in self.writers:
             place = epoch.run / "tensorboard"
             self.series.last[epoch.run] = self._last(place) if place.is_dir() else 0
@@ -131,13 +131,13 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of MLflow for each run directory, which notes its id in ``mlflow.json``.
+    """Writes one MLflow run per run directory, whose id is kept in ``mlflow.json``.
 
-    ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME`` say where, as they do for MLflow itself.
+    The environment variables MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME select the store and the experiment.
     """
 
     BATCH = 1000
-    """MLflow takes so many numbers at once."""
+    """Maximum number of metrics per MLflow request."""
 
     def __init__(self) -> None:
         self.mlflow = _package("mlflow", "mlflow")
@@ -146,7 +146,7 @@ class MLflow:
         self.series = _Series()
 
     def epoch(self, epoch: Epoch) -> None:
-        """Send the epochs that are not there yet."""
+        """Send the epochs that are not in the MLflow run yet."""
         self.client = self.client or self.mlflow.MlflowClient()
         if epoch.run not in self.ids:
             known = self._open(epoch.run)
@@ -162,14 +162,14 @@ class MLflow:
                 self.client.log_batch(self.ids[epoch.run], metrics=found[start : start + self.BATCH])
 
     def _open(self, run: Path) -> str:
-        """The id of the run of before where this store has it, else of a new one."""
+        """Return the id of the previous MLflow run if this store has it, else of a new one."""
         note = run / "mlflow.json"
         if note.exists():
             known = str(read_json(note)["run_id"])
             try:
                 self.client.update_run(known, status="RUNNING")
             except self.mlflow.MlflowException:
-                pass  # of another store
+                pass  # the id is from another store
             else:
                 return known
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "classwise")
@@ -180,7 +180,7 @@ class MLflow:
         return made
 
     def close(self) -> None:
-        """Tell the store that the runs are over."""
+        """Mark the MLflow runs as finished."""
         for known in self.ids.values():
             self.client.set_terminated(known)
 
@@ -188,10 +188,10 @@ class MLflow:
 LOGGERS: dict[str, Callable[[], Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
 
 
-def make_loggers(asked: Iterable[str | Logger]) -> list[Logger]:
-    """Loggers by name, or as they are."""
+def make_loggers(given: Iterable[str | Logger]) -> list[Logger]:
+    """Return loggers, made from names where names are given."""
     found: list[Logger] = []
-    for one in asked:
+    for one in given:
         if isinstance(one, str) and one not in LOGGERS:
             raise unknown("logger", one, LOGGERS)
         found.append(LOGGERS[one]() if isinstance(one, str) else one)
@@ -203,4 +203,4 @@ def _package(extra: str, module: str) -> Any:
         return import_module(module)
     except ImportError as error:
         hint = f"pip install 'classwise[{extra}]'"
-        raise InputError(f"logging to {extra} needs another package: {hint} ({one_line(error, 120)})") from None
+        raise InputError(f"logging to {extra} needs a missing package: {hint} ({one_line(error, 120)})") from None

@@ -1,7 +1,7 @@
-"""The same parameters and buffers asked in another way: two batches in one, one batch in several, or in bfloat16.
+"""Views of a model that compute differently: two batches in one pass, batch norm across processes, bfloat16.
 
-A view is a copy of the modules alone: what an optimizer does to the model, or a pass to its statistics, both see. Each
-has modes of its own.
+A view copies the modules and shares parameters and buffers with the model, so that optimizer steps and batch-norm
+updates affect both. Training and evaluation mode are separate.
 """
 
 # B batch
@@ -20,16 +20,16 @@ from classwise.training.distributed import ProcessGroup, differentiable_sum
 
 
 def paired_view(model: nn.Module) -> nn.Module:
-    """A view for two batches in one pass: every batch norm takes the halves one after the other."""
-    view, own = _view(model)
-    for name, norm in own.items():
+    """Return a view for two batches concatenated in one pass: batch norms process the halves one after the other."""
+    view, modules = _view(model)
+    for name, norm in modules.items():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
             view.set_submodule(name, PairedNorm(norm))
     return view
 
 
 class PairedNorm(nn.Module):
-    """A batch norm that takes the two halves of a batch for two batches, one after the other."""
+    """A batch norm that processes the two halves of its input as two batches, one after the other."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -40,16 +40,16 @@ class PairedNorm(nn.Module):
 
 
 def synchronized_view(model: nn.Module, group: ProcessGroup) -> nn.Module:
-    """A view whose batch norms, in training mode, take the batches of all processes for one."""
-    view, own = _view(model)
-    for name, norm in own.items():
+    """Return a view whose batch norms, in training mode, normalize over the batches of all processes."""
+    view, modules = _view(model)
+    for name, norm in modules.items():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
             view.set_submodule(name, SynchronizedNorm(norm, group))
     return view
 
 
 class SynchronizedNorm(nn.Module):
-    """A batch norm over the batches of all processes. In evaluation mode it is the plain one."""
+    """A batch norm over the batches of all processes in training mode, and a plain one in evaluation mode."""
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm, group: ProcessGroup) -> None:
         super().__init__()
@@ -62,28 +62,28 @@ class SynchronizedNorm(nn.Module):
             return out
         mean, variance, count = self.moments(x)
         if norm.track_running_stats:
-            self.remember(mean.detach(), variance.detach() * (count / (count - 1)))
+            self.update_statistics(mean.detach(), variance.detach() * (count / (count - 1)))
         shape = (1, -1, *[1] * (x.dim() - 2))
         scale = (variance + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight)
-        centred = (x - mean.view(shape)) * scale.view(shape)
-        return (centred if norm.bias is None else centred + norm.bias.view(shape)).to(x.dtype)
+        centered = (x - mean.view(shape)) * scale.view(shape)
+        return (centered if norm.bias is None else centered + norm.bias.view(shape)).to(x.dtype)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(C,) mean and variance of each channel over all processes, and how many values they are of."""
+        """Return the mean and variance (C,) of each channel over all processes, and the number of values."""
         wide = x if x.dtype == torch.float64 else x.float()
         variance, mean = torch.var_mean(wide, [0, *range(2, x.dim())], correction=0)
-        mine = torch.cat([mean, variance, mean.new_full((1,), wide[:, 0].numel())])
+        own = torch.cat([mean, variance, mean.new_full((1,), wide[:, 0].numel())])
         before, after = self.group.rank, self.group.size - 1 - self.group.rank
-        # A sum of rows that are zero but for one process's is all rows, and has a gradient.
-        rows = differentiable_sum(F.pad(mine[None], (0, 0, before, after)))
+        # Each process contributes its row and zeros elsewhere: the sum holds all rows and is differentiable.
+        rows = differentiable_sum(F.pad(own[None], (0, 0, before, after)))
         (means, variances), counts = rows[:, :-1].chunk(2, 1), rows[:, -1:].detach()
         total = counts.sum()
         mean = (counts * means).sum(0) / total
         return mean, (counts * (variances + (means - mean).square())).sum(0) / total, total
 
     @torch.no_grad()
-    def remember(self, mean: Tensor, variance: Tensor) -> None:
-        """Move the running statistics."""
+    def update_statistics(self, mean: Tensor, variance: Tensor) -> None:
+        """Update the running statistics."""
         norm = self.norm
         assert norm.running_mean is not None
         assert norm.running_var is not None
@@ -95,21 +95,21 @@ class SynchronizedNorm(nn.Module):
 
 
 def bfloat16_view(model: nn.Module) -> nn.Module:
-    """A view whose convolutions and products are in bfloat16, but not its last layer, nor the images of its first."""
-    view, own = _view(model)
-    layers = [(name, layer) for name, layer in own.items() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    """Return a view whose convolutions and products are in bfloat16, except the last layer and the input images."""
+    view, modules = _view(model)
+    layers = [(name, layer) for name, layer in modules.items() if isinstance(layer, nn.Conv2d | nn.Linear)]
     for number, (name, layer) in enumerate(layers):
         if number == len(layers) - 1:
             view.set_submodule(name, InFloat32(layer))
         elif number == 0:
-            view.set_submodule(name, HalvedConv(layer) if fits(layer) else InFloat32(layer))
+            view.set_submodule(name, SplitInputConv(layer) if fits(layer) else InFloat32(layer))
         elif thins(layer):
             view.set_submodule(name, ThinConv(layer))
     return AutocastModel(view)
 
 
 class AutocastModel(nn.Module):
-    """A model under autocast to bfloat16, with logits in float32."""
+    """A model under bfloat16 autocast, with logits in float32."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class AutocastModel(nn.Module):
 
 
 class InFloat32(nn.Module):
-    """A layer that is left out of an autocast."""
+    """A layer in float32 within an autocast."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -133,8 +133,8 @@ class InFloat32(nn.Module):
             return out
 
 
-class HalvedConv(nn.Module):
-    """A first convolution that takes all the bits of its images, half by half."""
+class SplitInputConv(nn.Module):
+    """A first convolution in bfloat16 whose input keeps float32 precision, as two bfloat16 parts."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
@@ -146,8 +146,8 @@ class HalvedConv(nn.Module):
 
 
 def _view(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Module]]:
-    """A copy of the modules on the same tensors, and the copies by name, without the outermost."""
+    """Return a copy of the modules on the same tensors, and its submodules by name."""
     view = copy.deepcopy(model)
-    for mine, own in zip(view.modules(), model.modules(), strict=True):
-        mine._parameters, mine._buffers = own._parameters, own._buffers
+    for copied, original in zip(view.modules(), model.modules(), strict=True):
+        copied._parameters, copied._buffers = original._parameters, original._buffers
     return view, {name: module for name, module in view.named_modules() if name}

@@ -1,4 +1,4 @@
-"""Optimizers by name, as settings that can be validated before any model exists."""
+"""Optimizers by name, as settings that are validated before a model exists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from classwise.core.errors import InputError
 
 
 class OptimizerSettings(Protocol):
-    """Makes an optimizer for some parameters."""
+    """Settings of an optimizer."""
 
     @property
     def lr(self) -> float: ...
@@ -30,7 +30,7 @@ class SGD(OptimizerSettings):
     momentum: Number = 0.9
     weight_decay: Number = 2e-4
     decay_vectors: bool = True
-    """Whether biases and batch norms decay, too."""
+    """Whether weight decay also applies to biases and batch norms."""
     nesterov: bool = False
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class SGD(OptimizerSettings):
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         parameters = list(parameters)
         return torch.optim.SGD(
-            parameters if self.decay_vectors else _vectors_apart(parameters),
+            parameters if self.decay_vectors else _groups(parameters),
             fused=_on_gpu(parameters),
             lr=self.lr,
             momentum=self.momentum,
@@ -54,33 +54,33 @@ class SGD(OptimizerSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(OptimizerSettings):
-    """Adam, with decoupled weight decay where any is given."""
+    """Adam with decoupled weight decay (AdamW)."""
 
     lr: Number = 1e-3
     weight_decay: Number = 0.0
     decay_vectors: bool = True
-    """Whether biases and batch norms decay, too."""
+    """Whether weight decay also applies to biases and batch norms."""
 
     def __post_init__(self) -> None:
         _check(self.lr, self.weight_decay)
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         parameters = list(parameters)
-        groups = parameters if self.decay_vectors else _vectors_apart(parameters)
+        groups = parameters if self.decay_vectors else _groups(parameters)
         return torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, fused=_on_gpu(parameters))
 
 
 OPTIMIZERS: Mapping[str, type[OptimizerSettings]] = {"sgd": SGD, "adam": Adam}
 
 
-def _vectors_apart(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
-    """Groups of which the second, parameters of one dimension, does not decay."""
+def _groups(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """Return parameter groups; the second, of one-dimensional parameters, has no weight decay."""
     matrices, vectors = ([one for one in parameters if (one.dim() > 1) == wanted] for wanted in (True, False))
     return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def _on_gpu(parameters: list[nn.Parameter]) -> bool:
-    """Whether one kernel can move them all."""
+    """Return whether the fused optimizer kernel can be used."""
     return all(parameter.is_cuda for parameter in parameters)
 
 

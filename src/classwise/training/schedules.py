@@ -1,7 +1,7 @@
-"""Learning-rate schedules: pure functions of time, so a resumed run needs no state of theirs.
+"""Learning-rate schedules: pure functions of time without state, so that checkpoints do not contain them.
 
-Each is called with the time in epochs (a fraction within an epoch) and the number of epochs, and returns the
-factor on the base learning rate.
+Each is called with the time in epochs (with a fraction within an epoch) and the number of epochs, and returns the
+factor of the base learning rate.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from classwise.core.errors import InputError
 
 
 class Schedule(Protocol):
-    """Time to learning-rate factor."""
+    """A function from time to learning-rate factor."""
 
     def __call__(self, time: float, epochs: int) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
-    """The base rate throughout."""
+    """The base learning rate at all times."""
 
     def __call__(self, time: float, epochs: int) -> float:
         return 1.0
@@ -33,7 +33,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Schedule):
-    """Multiplied by gamma after every so many epochs."""
+    """Multiply the learning rate by gamma every ``every`` epochs."""
 
     every: int = 30
     gamma: Number = 0.1
@@ -49,7 +49,7 @@ class Step(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiStep(Schedule):
-    """Multiplied by gamma when an epoch begins that is numbered, from 0, by a milestone.
+    """Multiply the learning rate by gamma at the start of the milestone epochs, counted from 0.
 
     >>> [MultiStep(milestones=(75, 90))(t, 100) for t in (74.9, 75, 90)]
     [1.0, 0.1, 0.010000000000000002]
@@ -67,10 +67,10 @@ class MultiStep(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Schedule):
-    """Half a cosine from one to zero, after an optional linear warm-up."""
+    """Half a cosine from 1 to 0, after an optional linear warm-up."""
 
     warmup: Number = 0.0
-    """In epochs."""
+    """Length of the warm-up in epochs."""
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
@@ -85,7 +85,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Cyclic(Schedule):
-    """One triangle: linearly up from zero to the base rate at ``peak`` (share of training), then down to zero."""
+    """One triangle: linear from 0 to the base rate at ``peak``, a fraction of training, then to 0."""
 
     peak: Number = 0.4
 
@@ -100,7 +100,7 @@ class Cyclic(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Piecewise(Schedule):
-    """Straight lines through points: the factors at these epochs.
+    """Linear interpolation between the factors at the given epochs.
 
     >>> [Piecewise(epochs=(0, 1, 6), factors=(0.0, 1.0, 0.1))(t, 6) for t in (0.5, 1, 3.5)]
     [0.5, 1.0, 0.55]
@@ -111,11 +111,11 @@ class Piecewise(Schedule):
 
     def __post_init__(self) -> None:
         if len(self.epochs) != len(self.factors) or not self.epochs:
-            raise InputError(f"{len(self.epochs)} epochs and {len(self.factors)} factors; expected as many of both")
+            raise InputError(f"{len(self.epochs)} epochs and {len(self.factors)} factors; expected equal numbers")
         if list(self.epochs) != sorted(set(self.epochs)):
-            raise InputError(f"epochs = {list(self.epochs)}; expected each later than the one before")
+            raise InputError(f"epochs = {list(self.epochs)}; expected increasing values")
         if min(self.factors) < 0:
-            raise InputError(f"factors = {list(self.factors)}; expected none negative")
+            raise InputError(f"factors = {list(self.factors)}; expected no negative values")
 
     def __call__(self, time: float, epochs: int) -> float:
         return float(np.interp(time, self.epochs, self.factors))

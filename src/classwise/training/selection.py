@@ -1,4 +1,4 @@
-"""Which epoch is the best, judged on the validation split alone."""
+"""Selection of the best epoch by the validation split."""
 
 # K classes
 
@@ -13,7 +13,7 @@ from classwise.core.types import ClassStats
 
 
 def score(rule: Rule, val: ClassStats) -> float:
-    """Larger is better. Classes without validation examples have no say."""
+    """Return the score of an epoch; larger is better. Classes without validation examples are ignored."""
     return _SCORES[rule](val)
 
 

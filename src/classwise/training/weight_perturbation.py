@@ -1,13 +1,13 @@
 """Adversarial weight perturbation (Wu et al. 2020): min over w of max over v of L(w + v).
 
-One step of ascent, as long in every layer as a share of its weights: v_l = gamma · ‖w_l‖ · g_l / ‖g_l‖, where g is the
-gradient of the batch's loss at w. The gradient that moves w is then taken at w + v.
+v is one step of gradient ascent, scaled per layer: v_l = gamma · ‖w_l‖ · g_l / ‖g_l‖, where g is the gradient of the
+batch's loss at w. The update of w then uses the gradient at w + v.
 
 Deviations
-* The authors take the step on a copy of the model, with an optimizer of its own, whose rate the normalisation
-  cancels. Here it is the gradient itself.
-* Batch-norm statistics are those of the pass at w + v alone, as in the authors' code after their copy is thrown away.
-* Layers with one dimension, biases and batch norms, are left alone, as in the authors' code.
+* The authors take the step on a copy of the model with a separate optimizer, whose learning rate cancels in the
+  normalization. Here the step is the gradient itself.
+* Batch-norm statistics come from the pass at w + v only, as in the authors' code, which discards the copy.
+* One-dimensional parameters (biases and batch norms) are not perturbed, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from classwise.training.distributed import SINGLE, ProcessGroup
 
 @dataclass(frozen=True, kw_only=True)
 class WeightPerturbation:
-    """How far weights are pushed against the loss."""
+    """Settings of adversarial weight perturbation."""
 
     gamma: Number = 0.005
-    """Length of the push, relative to the weights of each layer. The paper has 0.005 with TRADES, 0.01 with Madry."""
+    """Size relative to the weights of each layer. The paper uses 0.005 with TRADES and 0.01 with Madry."""
 
     begin: int = 1
-    """The first epoch that has it. The authors' code begins with the tenth over TRADES, with the first over Madry."""
+    """The first perturbed epoch. The authors' code starts at epoch 10 with TRADES and at epoch 1 with Madry."""
 
     def __post_init__(self) -> None:
         if self.gamma <= 0:
             raise InputError(f"gamma must be positive, got {self.gamma}")
         if self.begin < 1:
-            raise InputError(f"begin counts epochs from 1, got {self.begin}")
+            raise InputError(f"begin must be at least 1, got {self.begin}")
 
     @contextmanager
     def perturbed(
         self, model: nn.Module, loss_of: Callable[[], Tensor], group: ProcessGroup = SINGLE
     ) -> Iterator[None]:
-        """Within it the weights stand where the loss of the batch is worse; afterwards where they were.
+        """Perturb the weights against the loss of the batch within the block.
 
-        The losses of a group's processes add up to that of the batch.
+        The losses of a group's processes sum to the loss of the batch.
         """
         weights = [weight for weight in model.parameters() if weight.requires_grad and weight.dim() > 1]
         buffers = list(model.buffers())

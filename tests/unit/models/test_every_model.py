@@ -16,7 +16,7 @@ from classwise.config.spec import build as build_spec
 from classwise.core.model_calls import both, exact
 from classwise.models import MODELS, HypersphereHead
 from classwise.models.load import load_model
-from classwise.training.model_views import HalvedConv, InFloat32, bfloat16_view, paired_view
+from classwise.training.model_views import InFloat32, SplitInputConv, bfloat16_view, paired_view
 
 SETTINGS = {"wide-resnet": "depth=10,width=1", "small-cnn": "dropout=0"}  # too large; random in training
 ONE_SIZE = {"digits-cnn": 8, "small-cnn": 28}
@@ -147,7 +147,7 @@ def test_a_pair_of_batches_is_two_passes(given, model):
 def test_a_lowered_view_keeps_first_and_last_layer_and_every_tensor(model):
     view = bfloat16_view(model)
     kinds = [type(module) for module in view.modules()]
-    assert (kinds.count(HalvedConv), kinds.count(InFloat32)) == (1, 1)
+    assert (kinds.count(SplitInputConv), kinds.count(InFloat32)) == (1, 1)
     assert isinstance([*view.modules()][-1], nn.Linear)  # the head, and none else, inside the float32
     assert {id(parameter) for parameter in view.parameters()} == {id(parameter) for parameter in model.parameters()}
 

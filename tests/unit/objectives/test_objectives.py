@@ -268,7 +268,7 @@ def test_the_stand_in_of_the_compiled_step_changes_nothing(
     assert twin is not None
     assert twin.how == "folded"
     twin.slack = 0.0  # so that both take the same point for the last correct one
-    stand = compiled.Stand(same, twin, "fp32", torch.device("cpu"))
+    stand = compiled.StepModel(same, twin, "fp32", torch.device("cpu"))
     losses = []
     for asked in (model, stand):
         terms = objective(asked, x, y, controls, generator=torch.Generator().manual_seed(0))

@@ -97,7 +97,7 @@ def test_the_threshold_itself_is_good_enough(percent: int) -> None:
     val.n_adv += 100
     val.correct_adv += percent
     average.on_epoch(counted(1.0), val)
-    assert average.admitted == 1
+    assert average.included == 1
 
 
 def test_a_gated_average_continues_where_it_stopped() -> None:
@@ -117,8 +117,8 @@ def test_a_gated_average_continues_where_it_stopped() -> None:
     ("settings", "message"),
     [
         ({"decay": 1}, "decay must lie in"),
-        ({"threshold": 20}, "threshold is a fraction of one, got 20"),
-        ({"begin": 0}, "begin counts epochs from 1"),
+        ({"threshold": 20}, "threshold must lie in [0, 1], got 20"),
+        ({"begin": 0}, "begin must be at least 1"),
     ],
 )
 def test_impossible_gates(settings: dict[str, float], message: str) -> None:

@@ -21,7 +21,7 @@ from classwise.core.model_calls import exact
 from classwise.core.types import ClassControls, ClassStats, LossTerms, reduce
 from classwise.policies import FAAL, Uniform
 from classwise.training import compiled
-from classwise.training.compiled import CompiledEngine, Stand, kernels_by_trial
+from classwise.training.compiled import CompiledEngine, StepModel, kernels_by_trial
 from classwise.training.engine import Engine
 from classwise.training.plan import Plan, make_engine, make_plan
 
@@ -91,7 +91,7 @@ def test_the_stand_in_gives_the_objective_its_losses_and_gradients(
         if stands:
             twin = twin_of(own, x, lowered=False)
             assert twin is not None
-            asked = Stand(own, twin, "fp32", CPU)
+            asked = StepModel(own, twin, "fp32", CPU)
             twin.refresh(own)
         terms = plan.objective(asked, x, y, controls, generator=torch.Generator().manual_seed(0))
         loss = reduce(terms, y, controls)
@@ -327,7 +327,7 @@ def test_logits_are_rounded_alike_with_and_without_a_gradient(precision: str) ->
     x, y = batch(plan)
     step(fast, plan, x, y)
     assert fast.captured is not None
-    stand = fast.captured.stand.eval()
+    stand = fast.captured.step_model.eval()
     with torch.no_grad():
         clean = stand(x)
     assert not clean.requires_grad

@@ -101,7 +101,7 @@ def test_side_by_side_each_run_has_its_own(tmp_path: Path, workers: int) -> None
 @pytest.mark.parametrize(("where", "count"), [("epoch", 1), ("close", 3)])
 def test_one_that_fails_is_left_out_with_one_warning(tmp_path: Path, where: str, count: int) -> None:
     failing, noting = Failing(where), Noting()
-    with pytest.warns(UserWarning, match="logger Failing failed and is left out: .*(disk is full|such server)") as told:
+    with pytest.warns(UserWarning, match="logger Failing failed and was removed: .*(disk is full|such server)") as told:
         run = cw.train("digits/trades", out=tmp_path, loggers=[failing, noting], **QUICK)
     assert len(told) == 1
     assert (len(failing.epochs), len(noting.epochs), noting.closed) == (count, 3, 1)
@@ -141,7 +141,7 @@ def test_missing_packages_are_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2"] * len(LOGGERS)
     for name, line in zip(LOGGERS, done.stderr.splitlines(), strict=True):
-        assert line.startswith(f"error: logging to {name} needs another package: pip install 'classwise[{name}]'")
+        assert line.startswith(f"error: logging to {name} needs a missing package: pip install 'classwise[{name}]'")
     assert not (tmp_path / "run").exists()
 
 

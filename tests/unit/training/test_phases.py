@@ -189,8 +189,8 @@ def test_validation_images_are_those_of_the_phase(tmp_path: Path, recipe: dict[s
         ({"phases": [{"epochs": 1}, {"epochs": 3, "crop": 8}]}, "crop = 8 must be smaller than the image (8 pixels)"),
         ({"data": {"name": "FILE:small", "extra": "FILE:small"}}, "data.extra needs phases of one image size"),
         ({"schedule": "piecewise:epochs=0+1,factors=1"}, "2 epochs and 1 factors"),
-        ({"schedule": "piecewise:epochs=1+0,factors=1+0"}, "each later than the one before"),
-        ({"schedule": "piecewise:epochs=0+1,factors=1+-1"}, "none negative"),
+        ({"schedule": "piecewise:epochs=1+0,factors=1+0"}, "expected increasing values"),
+        ({"schedule": "piecewise:epochs=0+1,factors=1+-1"}, "expected no negative values"),
     ],
 )
 def test_what_does_not_fit_starts_nothing(

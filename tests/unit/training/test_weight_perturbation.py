@@ -74,7 +74,7 @@ def test_it_begins_with_its_epoch(tmp_path: Path) -> None:
     assert losses[0] == losses[3]
     assert losses[2][0] == losses[0][0] != losses[1][0]
     assert losses[2][1] != losses[0][1]
-    with pytest.raises(InputError, match="begin counts epochs from 1, got 0"):
+    with pytest.raises(InputError, match="begin must be at least 1, got 0"):
         WeightPerturbation(begin=0)
 
 
