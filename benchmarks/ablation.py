@@ -48,8 +48,8 @@ def changed(place: Any, name: str, value: Any) -> Switch:
 @contextmanager
 def float32_body() -> Iterator[None]:
     """The twin without bfloat16."""
-    plain = optimized_copy.twin_of
-    with mock.patch.object(optimized_copy, "twin_of", lambda model, x, **_: plain(model, x, lowered=False)):
+    plain = optimized_copy.make_optimized_copy
+    with mock.patch.object(optimized_copy, "make_optimized_copy", lambda model, x, **_: plain(model, x, lowered=False)):
         yield
 
 
@@ -73,10 +73,12 @@ EVALUATION = (
     Variant("no bfloat16", (float32_body,)),
     Variant("no folding", (changed(optimized_copy, "_WAYS", ("as it is",)),)),
     Variant("no fused kernels", (changed(optimized_copy, "_WAYS", ("folded", "as it is")),)),
-    Variant("first layer in float32, not in two halves", (changed(optimized_copy, "fits", never),)),
+    Variant("first layer in float32, not in two halves", (changed(optimized_copy, "can_split_input", never),)),
     Variant("no channels last", (changed(torch, "channels_last", torch.contiguous_format),)),
-    Variant("no CUDA graphs", (changed(cuda_graphs, "LARGEST", 0), changed(optimized_copy, "LARGEST", 0))),
-    Variant("CUDA graphs of passes, not of whole steps", (changed(optimized_copy.Twin, "repeat_steps", None),)),
+    Variant("no CUDA graphs", (changed(cuda_graphs, "MAX_BATCH", 0), changed(optimized_copy, "MAX_BATCH", 0))),
+    Variant(
+        "CUDA graphs of passes, not of whole steps", (changed(optimized_copy.OptimizedCopy, "repeat_steps", None),)
+    ),
     Variant("no targets side by side", (changed(aimed, "ROOM", {False: 1, True: 1}),)),
     Variant("Square does not run ahead", (changed(square, "ROOM", {False: 0, True: 0}),)),
     Variant("targets by their logits", (changed(CosinePGD, "order", aimed.AimedAttack.order),)),
@@ -128,13 +130,16 @@ TRAINING = (
     Variant("two passes instead of a pair", (changed(compiled.StepModel, "both", None),)),
     Variant("no folding in the attack", (changed(optimized_copy, "_WAYS", ("as it is",)),)),
     Variant("no fused kernels in the attack", (changed(optimized_copy, "_WAYS", ("folded", "as it is")),)),
-    Variant("shortcuts with their stride", (changed(folding, "thins", never), changed(model_views, "thins", never))),
+    Variant(
+        "shortcuts with their stride",
+        (changed(folding, "is_strided_pointwise", never), changed(model_views, "is_strided_pointwise", never)),
+    ),
     Variant(
         "first layer in float32, not in two halves",
-        (changed(optimized_copy, "fits", never), changed(model_views, "fits", never)),
+        (changed(optimized_copy, "can_split_input", never), changed(model_views, "can_split_input", never)),
     ),
     Variant("kernels by cuDNN's guess", (changed(compiled, "kernels_by_trial", nullcontext),)),
-    Variant("logits by cuBLAS", (changed(optimized_copy, "FEW", 0),)),
+    Variant("logits by cuBLAS", (changed(optimized_copy, "FEW_OUTPUTS", 0),)),
     Variant("no fused losses and steps", (changed(compiled, "fusing", nullcontext),)),
     Variant("float32", engine="fp32"),
     Variant("no CUDA graph, no twin: eager bf16", engine="eager-bf16"),

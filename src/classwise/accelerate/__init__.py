@@ -1,19 +1,19 @@
 """Ways to compute the same faster."""
 
-from classwise.accelerate.cuda_graphs import recorded
-from classwise.accelerate.optimized_copy import Twin, give_back, searcher, twin_of
-from classwise.accelerate.split_bfloat16 import fits, halves, widened
-from classwise.accelerate.strided_pointwise import ThinConv, thins
+from classwise.accelerate.cuda_graphs import capture
+from classwise.accelerate.optimized_copy import OptimizedCopy, make_optimized_copy, release_memory, search_model
+from classwise.accelerate.split_bfloat16 import can_split_input, split_input, split_weight
+from classwise.accelerate.strided_pointwise import StridedPointwiseConv, is_strided_pointwise
 
 __all__ = [
-    "ThinConv",
-    "Twin",
-    "fits",
-    "give_back",
-    "halves",
-    "recorded",
-    "searcher",
-    "thins",
-    "twin_of",
-    "widened",
+    "OptimizedCopy",
+    "StridedPointwiseConv",
+    "can_split_input",
+    "capture",
+    "is_strided_pointwise",
+    "make_optimized_copy",
+    "release_memory",
+    "search_model",
+    "split_input",
+    "split_weight",
 ]

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from classwise.core.model_calls import State, Step, stepped
 
-LARGEST = 768
+MAX_BATCH = 768
 """Batches above it keep the device busy by themselves."""
-WORTH_IT = 10
+CAPTURE_AFTER = 10
 """Calls with one shape before it is captured: a capture costs about as many."""
-KEPT = 16
+MAX_SHAPES = 16
 """Shapes that are kept."""
 
 
 @contextmanager
-def recorded(
+def capture(
     graph: torch.cuda.CUDAGraph, memory: Any = None, generator: torch.Generator | None = None
 ) -> Iterator[None]:
     """Record what is launched in here, with a workspace for cuBLAS in the graph's own memory.
@@ -51,7 +51,7 @@ def recorded(
         torch._C._cuda_clearCublasWorkspaces()
 
 
-class Graphs:
+class GraphedFunction:
     """One function, captured for every shape that comes often. Results are copies and stay as they are.
 
     What cannot be captured, as it looks at its values, is called.
@@ -70,15 +70,15 @@ class Graphs:
 
     def __call__(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """The function of ``x``. It is not kept: in a circle with its owner, neither would be freed in time."""
-        if len(x) > LARGEST or self.failed or torch.cuda.is_current_stream_capturing():
+        if len(x) > MAX_BATCH or self.failed or torch.cuda.is_current_stream_capturing():
             return function(x)
         differentiable = torch.is_grad_enabled() and x.requires_grad
         key = (x.shape, x.dtype, differentiable)
         if key not in self.captured:
             self.calls[key] += 1
-            if self.calls[key] <= WORTH_IT:
+            if self.calls[key] <= CAPTURE_AFTER:
                 return function(x)
-            while len(self.captured) >= KEPT:
+            while len(self.captured) >= MAX_SHAPES:
                 self.captured.pop(next(iter(self.captured)))
             try:
                 self.captured[key] = _Graph(function, x.detach(), differentiable, self.memory)
@@ -90,7 +90,7 @@ class Graphs:
         return _replay(x, graph, self) if differentiable else graph.replay(x)
 
 
-class Loops:
+class GraphedSteps:
     """A step of a search captured whole, and replayed: from tensors to tensors of the same shapes."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Loops:
     def __call__(self, step: Step, state: State, times: int, memory: Any) -> State:
         """The state after so many steps. A step that is long repeated, or comes again, is captured."""
         again, self.seen = self.seen() is step, weakref.ref(step)
-        if self.step() is not step and (again or times > WORTH_IT) and not self.failed:
+        if self.step() is not step and (again or times > CAPTURE_AFTER) and not self.failed:
             self._capture(step, state, memory)
         if self.step() is not step:
             return stepped(step, state, times)
@@ -119,7 +119,7 @@ class Loops:
         places = {part.untyped_storage().data_ptr() for part in self.state}
         try:
             step(*self.state)  # kernels are loaded at their first call, which cannot be recorded
-            with recorded(self.graph, memory):
+            with capture(self.graph, memory):
                 # What a step hands on as it is must be safe before its place is overwritten.
                 after = step(*self.state)
                 safe = [part.clone() if part.untyped_storage().data_ptr() in places else part for part in after]
@@ -137,11 +137,11 @@ class _Graph:
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor, differentiable: bool, memory: Any) -> None:
         self.x = x.clone().requires_grad_(differentiable)
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with recorded(self.forward, memory):
+        with capture(self.forward, memory):
             self.out = function(self.x)
         if differentiable:
             self.upstream = torch.empty_like(self.out)
-            with recorded(self.backward, memory):
+            with capture(self.backward, memory):
                 (self.gradient,) = torch.autograd.grad(self.out, self.x, self.upstream)
         self.out = self.out.detach()
 
@@ -154,7 +154,7 @@ class _Graph:
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, graph: _Graph, graphs: Graphs) -> Tensor:
+    def forward(ctx: Any, x: Tensor, graph: _Graph, graphs: GraphedFunction) -> Tensor:
         ctx.graph, ctx.graphs, ctx.stamp = graph, graphs, graphs.stamp
         return graph.replay(x)
 
@@ -171,5 +171,5 @@ def _nothing() -> State:
     return ()
 
 
-def _replay(x: Tensor, graph: _Graph, graphs: Graphs) -> Tensor:
+def _replay(x: Tensor, graph: _Graph, graphs: GraphedFunction) -> Tensor:
     return cast(Tensor, _Replay.apply(x, graph, graphs))  # type: ignore[no-untyped-call]

@@ -17,13 +17,13 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from classwise.accelerate.strided_pointwise import ThinConv, thins
+from classwise.accelerate.strided_pointwise import StridedPointwiseConv, is_strided_pointwise
 
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 _RELUS = (F.relu, torch.relu, "relu", "relu_")
 
 
-def folded(model: nn.Module) -> fx.GraphModule:
+def fold_batch_norms(model: nn.Module) -> fx.GraphModule:
     """A copy in evaluation mode whose batch norms have become part of the convolutions before them.
 
     W' = W · γ/σ and b' = (b - μ) · γ/σ + β, channel by channel. Batch norms elsewhere stay. ``meta["folds"]`` tells
@@ -59,7 +59,7 @@ def folded_weights(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tenso
     return conv.weight * scale.view(-1, 1, 1, 1), bias * scale + (0 if norm.bias is None else norm.bias)
 
 
-def fused(graph: fx.GraphModule) -> fx.GraphModule:
+def fuse_relus(graph: fx.GraphModule) -> fx.GraphModule:
     """Convolutions with the ReLU after them, and a sum in between, as one kernel of cuDNN each.
 
     A convolution on the other side of the sum leaves its bias to the kernel too. ``meta["lent"]`` tells whose went
@@ -89,15 +89,15 @@ def fused(graph: fx.GraphModule) -> fx.GraphModule:
     return _cleaned(graph)
 
 
-def thinned(graph: fx.GraphModule) -> fx.GraphModule:
+def replace_strided_pointwise(graph: fx.GraphModule) -> fx.GraphModule:
     """Convolutions of single pixels with a stride as plain ones of the pixels they look at."""
     for node in graph.graph.nodes:
-        if _is(graph, node, nn.Conv2d) and thins(conv := _module(graph, node)):
-            _replace(graph, node.target, ThinConv(conv))
+        if _is(graph, node, nn.Conv2d) and is_strided_pointwise(conv := _module(graph, node)):
+            _replace(graph, node.target, StridedPointwiseConv(conv))
     return _cleaned(graph)
 
 
-def in_place(graph: fx.GraphModule) -> fx.GraphModule:
+def overwrite_in_place(graph: fx.GraphModule) -> fx.GraphModule:
     """Sums and ReLUs that overwrite the result of the layer before them, where nobody else looks at it.
 
     On a CPU fresh memory costs as much as the arithmetic. No gradient needs what is overwritten: those of these layers

@@ -20,49 +20,56 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
-from classwise.accelerate.cuda_graphs import LARGEST, Graphs, Loops
-from classwise.accelerate.folding import ConvReLU, folded, folded_weights, fused, in_place, thinned
-from classwise.accelerate.split_bfloat16 import fits, halves, widened
-from classwise.accelerate.strided_pointwise import ThinConv
+from classwise.accelerate.cuda_graphs import MAX_BATCH, GraphedFunction, GraphedSteps
+from classwise.accelerate.folding import (
+    ConvReLU,
+    fold_batch_norms,
+    folded_weights,
+    fuse_relus,
+    overwrite_in_place,
+    replace_strided_pointwise,
+)
+from classwise.accelerate.split_bfloat16 import can_split_input, split_input, split_weight
+from classwise.accelerate.strided_pointwise import StridedPointwiseConv
 from classwise.core.choices import EngineName
 from classwise.core.model_calls import State, Step, device_of, dtype_of, exact, frozen, logits_of, stepped
 
-CHECKED = {False: 16, True: 64}
+CHECK_IMAGES = {False: 16, True: 64}
 """Images on which a twin is compared with its model, by whether its body is in bfloat16."""
-CLOSE = 0.1
+LOGIT_TOLERANCE = 0.1
 """The largest error of a logit, relative to the spread of the image's logits, that passes for rounding."""
-ALIKE = 0.9
+MIN_COSINE = 0.9
 """The least cosine between the two input gradients, in the median."""
-FEW = 16
+FEW_OUTPUTS = 16
 """Logits that are added up product by product: cuBLAS takes five kernels, and five times as long."""
 
 
-def searcher(model: nn.Module, x: Tensor, engine: EngineName = "auto") -> nn.Module:
+def search_model(model: nn.Module, x: Tensor, engine: EngineName = "auto") -> nn.Module:
     """What attacks on a model should search: its twin, or the model itself. ``x``: some of the images to come."""
-    twin = None if engine == "eager" else twin_of(model, x, lowered=device_of(model).type == "cuda")
+    twin = None if engine == "eager" else make_optimized_copy(model, x, lowered=device_of(model).type == "cuda")
     if twin is None and engine == "compiled":
         warnings.warn("no faster twin of this model computes the same: attacks search the model itself", stacklevel=2)
     return model if twin is None else twin
 
 
-def give_back(searched: nn.Module) -> None:
+def release_memory(searched: nn.Module) -> None:
     """Let the device have what a search took beside weights: PyTorch keeps the memory of its graphs for no one else."""
-    if isinstance(searched, Twin):
+    if isinstance(searched, OptimizedCopy):
         searched.forget()
     if device_of(searched).type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()  # small ones, each amid a large piece that would stay for its sake
         torch.cuda.empty_cache()
 
 
-def twin_of(model: nn.Module, x: Tensor, *, lowered: bool) -> Twin | None:
+def make_optimized_copy(model: nn.Module, x: Tensor, *, lowered: bool) -> OptimizedCopy | None:
     """The fastest twin that agrees with the model on some images, its body in bfloat16 if it is ``lowered``."""
     device = device_of(model)
     if dtype_of(model) != torch.float32 or not len(x):
         return None
-    x = x[: CHECKED[lowered]].to(device)
+    x = x[: CHECK_IMAGES[lowered]].to(device)
     for way in _WAYS if device.type == "cuda" and lowered else _WAYS[1:]:
         try:
-            twin = Twin(model, way, device, lowered)
+            twin = OptimizedCopy(model, way, device, lowered)
             twin.slack = discrepancy(model, twin, x)
         except Exception:  # whatever a stranger's code does not allow is done without
             continue
@@ -70,11 +77,11 @@ def twin_of(model: nn.Module, x: Tensor, *, lowered: bool) -> Twin | None:
     return None
 
 
-class Unlike(Exception):
+class NotEquivalent(Exception):
     """A twin is no twin."""
 
 
-class Twin(nn.Module):
+class OptimizedCopy(nn.Module):
     """Images in float32 to logits in float32, by a body that no parameter list shows: it never trains."""
 
     slack: float = 0.0
@@ -85,26 +92,26 @@ class Twin(nn.Module):
         super().__init__()
         self.register_buffer("place", torch.zeros((), device=device))
         body = copy.deepcopy(model).eval().requires_grad_(False)
-        body = body if way == "as it is" else folded(body)
+        body = body if way == "as it is" else fold_batch_norms(body)
         self._folds = getattr(body, "meta", {}).get("folds", {})
         if way == "in few kernels":
-            body = thinned(fused(body))  # type: ignore[arg-type]
+            body = replace_strided_pointwise(fuse_relus(body))  # type: ignore[arg-type]
         elif way == "folded" and device.type == "cpu":
-            body = in_place(body)  # type: ignore[arg-type]
+            body = overwrite_in_place(body)  # type: ignore[arg-type]
         self._lent = getattr(body, "meta", {}).get("lent", {})
         if isinstance(body, fx.GraphModule):
             body.graph.owning_module = None  # in a circle with its graph it would outlive the twin
-        wrappers = (ConvReLU, ThinConv)
+        wrappers = (ConvReLU, StridedPointwiseConv)
         self._wrapped = {f"{name}.conv": name for name, part in body.named_modules() if isinstance(part, wrappers)}
         if lowered:
-            _lower(body)
+            _to_bfloat16(body)
         self._body = (body.to(memory_format=torch.channels_last),)  # type: ignore[call-overload]
         self.lowered, self.how = lowered, f"{way}, bfloat16" if lowered else way
         self.forget()
 
     def forget(self) -> None:
         """Drop what was recorded for the shapes that came so far."""
-        self._graphs, self._loops = Graphs(), Loops()
+        self._graphs, self._loops = GraphedFunction(), GraphedSteps()
 
     def forward(self, x: Tensor) -> Tensor:
         return self._graphs(self.compute, x) if x.is_cuda else self.compute(x)
@@ -117,7 +124,7 @@ class Twin(nn.Module):
 
     def repeat_steps(self, step: Step, state: State, times: int) -> State:
         """The state after so many steps of a search, which go through this model; as graphs where batches are small."""
-        if self.place.is_cuda and len(state[0]) <= LARGEST:
+        if self.place.is_cuda and len(state[0]) <= MAX_BATCH:
             return self._loops(step, state, times, self._graphs.memory)
         return stepped(step, state, times)
 
@@ -173,29 +180,31 @@ def discrepancy(model: nn.Module, twin: nn.Module, x: Tensor) -> float:
     error = (mine - other).abs().amax(1)
     cosine = nn.functional.cosine_similarity(slope, other_slope)
     alike = torch.where((slope == other_slope).all(1), 1.0, cosine).median()
-    if not (bool((error <= CLOSE * mine.std(1)).all()) and float(alike) >= ALIKE):
-        raise Unlike(f"logits differ by up to {float(error.amax()):.3g}, gradients have a cosine of {float(alike):.3g}")
+    if not (bool((error <= LOGIT_TOLERANCE * mine.std(1)).all()) and float(alike) >= MIN_COSINE):
+        raise NotEquivalent(
+            f"logits differ by up to {float(error.amax()):.3g}, gradients have a cosine of {float(alike):.3g}"
+        )
     return 2 * float(error.amax())
 
 
 _WAYS = ("in few kernels", "folded", "as it is")
 
 
-def _lower(body: nn.Module) -> None:
+def _to_bfloat16(body: nn.Module) -> None:
     """Convolutions and linear layers in bfloat16; only images and logits keep their bits."""
     layers = [layer for layer in body.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
     fused = {id(module.conv): module for module in body.modules() if isinstance(module, ConvReLU)}
     for layer in layers[1:-1]:
         layer.to(torch.bfloat16)
     *rest, head = layers
-    few = type(head) is nn.Linear and head.out_features <= FEW
+    few = type(head) is nn.Linear and head.out_features <= FEW_OUTPUTS
     head.forward = _in_float32(_summed(head) if few else head.forward)  # type: ignore[method-assign, assignment, arg-type]
-    if rest and fits(first := rest[0]):
-        first.weight = nn.Parameter(widened(first.weight.detach()), requires_grad=False)
+    if rest and can_split_input(first := rest[0]):
+        first.weight = nn.Parameter(split_weight(first.weight.detach()), requires_grad=False)
         first.in_channels = first.weight.shape[1]
         first.to(torch.bfloat16)
         if id(first) in fused:
-            fused[id(first)].enter = halves
+            fused[id(first)].enter = split_input
         else:
             first.forward = _after_halves(first.forward)  # type: ignore[method-assign, assignment]
     elif rest:
@@ -214,7 +223,7 @@ def _summed(layer: nn.Linear) -> Layer:
 
 
 def _after_halves(forward: Layer) -> Layer:
-    return lambda x: forward(halves(x))
+    return lambda x: forward(split_input(x))
 
 
 def _in_float32(forward: Layer) -> Layer:

@@ -21,12 +21,12 @@ BITS = -(1 << 16)
 """The bits of a float32 that a bfloat16 has."""
 
 
-def fits(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
+def can_split_input(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Whether a first layer can take images so."""
     return isinstance(layer, nn.Conv2d) and layer.groups == 1 and 2 * layer.in_channels <= WIDE
 
 
-def halves(x: Tensor) -> Tensor:
+def split_input(x: Tensor) -> Tensor:
     """(B, C, H, W) float32 to (B, WIDE, H, W) bfloat16: the two halves and zeros. The gradient takes the first.
 
     The first half is cut off by its bits: of a cast to and fro a compiler makes nothing at all.
@@ -37,7 +37,7 @@ def halves(x: Tensor) -> Tensor:
     return wide.contiguous(memory_format=torch.channels_last)
 
 
-def widened(weight: Tensor) -> Tensor:
+def split_weight(weight: Tensor) -> Tensor:
     """The weight (out, C, h, w) of a convolution for both halves: (out, WIDE, h, w)."""
     unused = weight.new_zeros(len(weight), WIDE - 2 * weight.shape[1], *weight.shape[2:])
     return torch.cat([weight, weight, unused], 1)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def thins(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
+def is_strided_pointwise(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Whether a layer looks at some pixels alone, one by one."""
     return (
         type(layer) is nn.Conv2d
@@ -25,7 +25,7 @@ def thins(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
     )
 
 
-class ThinConv(nn.Module):
+class StridedPointwiseConv(nn.Module):
     """The same layer of the same weights, another one for a compiler only."""
 
     def __init__(self, conv: nn.Conv2d) -> None:

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from classwise.core.model_calls import frozen
 
-LITTLE = 50_000_000
+SINGLE_THREAD_OPERATIONS = 50_000_000
 """Operations of a pass over a batch, below which one thread does them."""
 
 
-def fitting_threads(model: nn.Module, image: Tensor, batch_size: int) -> int:
+def choose_threads(model: nn.Module, image: Tensor, batch_size: int) -> int:
     """One for little work on a CPU, else as many as torch has; what the user set is kept.
 
     ``image`` is a batch of one. The choice hangs on sizes alone and never on the clock: sums may differ in their last
     bits by the number of threads.
     """
-    little = image.device.type == "cpu" and operations(model, image) * batch_size < LITTLE
+    little = image.device.type == "cpu" and operations(model, image) * batch_size < SINGLE_THREAD_OPERATIONS
     return 1 if little and "OMP_NUM_THREADS" not in os.environ else torch.get_num_threads()
 
 

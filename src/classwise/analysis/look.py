@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from classwise.accelerate import give_back, searcher
+from classwise.accelerate import release_memory, search_model
 from classwise.analysis.subject import Subject
 from classwise.attacks.base import BallAttack
 from classwise.core.errors import InputError
@@ -82,7 +82,7 @@ def look_attacked(
     index = chosen(subject, per_class)
     found = attack_of(subject, attack)
     some, _, _ = next(ordered(subject.images, index[:BATCH], BATCH, _device(subject)))
-    searched = searcher(subject.model, some) if isinstance(found, BallAttack) else subject.model
+    searched = search_model(subject.model, some) if isinstance(found, BallAttack) else subject.model
 
     def attacked(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         return found(searched, x, y, generator=ExampleNoise(0, rows))
@@ -90,7 +90,7 @@ def look_attacked(
     try:
         return _look(subject, index, f"{attack} on {subject.name}", attacked, progress)
     finally:
-        give_back(searched)
+        release_memory(searched)
 
 
 def chosen(subject: Subject, per_class: int | None) -> NDArray[np.int64]:

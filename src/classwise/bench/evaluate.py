@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from classwise.accelerate import searcher
+from classwise.accelerate import search_model
 from classwise.attacks import BallAttack
 from classwise.attacks.adapters.call import untouched
 from classwise.bench.peers import AnyAttack, Asked, Peer, peers_of
@@ -126,7 +126,7 @@ class Arena:
 
     def ours(self, attack: AnyAttack) -> Contender:
         """Our own attack."""
-        searched = searcher(self.model, self.x, self.engine) if isinstance(attack, BallAttack) else self.model
+        searched = search_model(self.model, self.x, self.engine) if isinstance(attack, BallAttack) else self.model
         parts = Parts.of(OURS, attack, self.num_classes)
         return Contender(
             name=OURS,

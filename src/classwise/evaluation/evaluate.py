@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from classwise.accelerate import Twin, give_back, searcher
+from classwise.accelerate import OptimizedCopy, release_memory, search_model
 from classwise.attacks import ATTACKS
 from classwise.core.choices import EngineName
 from classwise.core.errors import InputError
@@ -109,7 +109,7 @@ def run_evaluation(
         evaluation.decide(directory, progress)
         report = evaluation.report(model_info, trained_on, command)
     finally:
-        give_back(evaluation.searched)
+        release_memory(evaluation.searched)
     if directory is not None:
         evaluation.keep(report, directory)
     return report
@@ -143,7 +143,7 @@ class _Evaluation:
         answers = np.concatenate([predict(model, x) for x in first]).tolist()
         identity = [digest_model(model), answers, versions()["classwise"], versions()["torch"]]
         self.fingerprint = digest_json([question.record(images), images.digest(), identity])
-        self.searched = searcher(model, torch.cat(first)[: max(self.batch_size, PROBE_BATCH)], question.engine)
+        self.searched = search_model(model, torch.cat(first)[: max(self.batch_size, PROBE_BATCH)], question.engine)
 
     def claim(
         self, directory: RunDirectory, model_info: dict[str, Any], *, resume: bool, beside: Section | None
@@ -201,7 +201,7 @@ class _Evaluation:
             key: work.account(key, spec, attack, self.parts[key], self.classes)
             for key, (spec, attack) in question.attacks.items()
         }
-        how = self.searched.how if isinstance(self.searched, Twin) else "as it is"
+        how = self.searched.how if isinstance(self.searched, OptimizedCopy) else "as it is"
         report = ClassReport.from_verdicts(
             self.verdicts,
             dataset=DatasetInfo(

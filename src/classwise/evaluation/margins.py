@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from classwise.accelerate import give_back, searcher
+from classwise.accelerate import release_memory, search_model
 from classwise.attacks.cosine_pgd import MarginSearch
 from classwise.core.choices import EngineName
 from classwise.core.errors import InputError
@@ -132,7 +132,7 @@ def find_margins(
     size = batch_size or fitting_batch(images, device_of(model))
     _check_logits(model, images, index[:PROBE], min(PROBE_BATCH, size))
     some = next(ordered(images, index[:size], size, device_of(model)))[0]
-    search = _Search(model, searcher(model, some, engine), images, margins, threat, settings, targets)
+    search = _Search(model, search_model(model, some, engine), images, margins, threat, settings, targets)
     saved_at = time.monotonic()
 
     def save(*, now: bool = False) -> None:
@@ -147,7 +147,7 @@ def find_margins(
         if audits:
             margins.info["audit"] = search.audit(size, progress)
     finally:
-        give_back(search.searched)
+        release_memory(search.searched)
         save(now=True)
     return margins if file is None else Margins.load(file)  # in half precision, whether computed now or read
 
@@ -205,7 +205,7 @@ class _Search:
 
     def smaller(self, _: int) -> None:
         """Free the memory of graphs before smaller batches."""
-        give_back(self.searched)
+        release_memory(self.searched)
 
     def _lowered(
         self, found: Tensor, x: Tensor, y: Tensor, index: Tensor, targets: Tensor, steps: int, attempt: int = 0

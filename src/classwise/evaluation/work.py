@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from classwise.accelerate import give_back
+from classwise.accelerate import release_memory
 from classwise.attacks import BallAttack
 from classwise.attacks.losses import margin
 from classwise.core.errors import InputError
@@ -89,7 +89,7 @@ class Work:
     def __init__(
         self,
         model: nn.Module,
-        searcher: nn.Module,
+        search_model: nn.Module,
         images: ImageSet,
         verdicts: Verdicts,
         threat: Threat,
@@ -99,7 +99,7 @@ class Work:
         fingerprint: str,
         progress: Progress,
     ) -> None:
-        self.model, self.searcher = model, searcher
+        self.model, self.search_model = model, search_model
         self.images, self.verdicts, self.threat = images, verdicts, threat
         self.batch_size, self.seed, self.progress = batch_size, seed, progress
         self.directory, self.fingerprint = directory, fingerprint
@@ -184,9 +184,9 @@ class Work:
     def _attacked(self, key: str, attack: MeasuredAttack, x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Effort]:
         """Some examples under an attack, the same whenever it is asked for, and what it cost."""
         stream = int(digest(str(self.seed), repr(attack))[:15], 16)
-        searcher = self.searcher if isinstance(attack, BallAttack) else self.model
-        with blamed_on_the_model(f"under {key}"), self._audible(searcher):
-            return attack.run(searcher, x, y, generator=ExampleNoise(stream, index))
+        search_model = self.search_model if isinstance(attack, BallAttack) else self.model
+        with blamed_on_the_model(f"under {key}"), self._audible(search_model):
+            return attack.run(search_model, x, y, generator=ExampleNoise(stream, index))
 
     def gallery(self, label: int, parts: Mapping[str, Parts], classes: list[str]) -> BrokenExamples | None:
         """A few examples of a class that attacks broke, broken once more to be shown. None where there are none."""
@@ -309,7 +309,7 @@ class Work:
 
         def smaller(size: int) -> None:
             self.batch_size = self.fitted = size
-            give_back(self.searcher)
+            release_memory(self.search_model)
 
         in_batches(task, pending, self.batch_size, fill, self._saved, smaller, self.progress)
 
@@ -317,7 +317,7 @@ class Work:
         return next(ordered(self.images, self.verdicts.index[rows], len(rows), self.device))
 
     @contextmanager
-    def _audible(self, searcher: nn.Module) -> Iterator[None]:
+    def _audible(self, search_model: nn.Module) -> Iterator[None]:
         """Say now and then how far the attack on a batch is: a thorough one takes minutes for it."""
         passes, spoke = 0, time.monotonic()
 
@@ -328,7 +328,7 @@ class Work:
                 spoke = time.monotonic()
                 self.progress.advance(0, f"pass {passes} over this batch")
 
-        handle = searcher.register_forward_hook(say)
+        handle = search_model.register_forward_hook(say)
         try:
             yield
         finally:

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from classwise.accelerate import Twin, recorded, twin_of
+from classwise.accelerate import OptimizedCopy, capture, make_optimized_copy
 from classwise.core.errors import one_line
 from classwise.core.fusing import fusing
 from classwise.core.model_calls import logits_of
@@ -44,7 +44,7 @@ class StepModel(nn.Module):
 
     place: Tensor
 
-    def __init__(self, model: nn.Module, twin: Twin, precision: Precision, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, twin: OptimizedCopy, precision: Precision, device: torch.device) -> None:
         super().__init__()
         self.register_buffer("place", torch.zeros((), device=device))
         views = [model.train(), paired_view(model.train())]
@@ -141,7 +141,7 @@ class _Step:
         if engine.average is not None and engine.average.model is not None:
             engine.average.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with kernels_by_trial():
-            twin = twin_of(self.model, x, lowered=engine.precision == "bf16")
+            twin = make_optimized_copy(self.model, x, lowered=engine.precision == "bf16")
             if twin is None:
                 raise TypeError("no optimized copy of the model computes the same function")
             self.twin, self.step_model = twin, StepModel(self.model, twin, engine.precision, x.device)
@@ -160,7 +160,7 @@ class _Step:
         torch.cuda.current_stream().wait_stream(stream)
         self.engine.optimizer.zero_grad(set_to_none=True)
         captured_generator = generator if isinstance(generator, torch.Generator) else None
-        with recorded(self.graph, generator=captured_generator):
+        with capture(self.graph, generator=captured_generator):
             self.stats, self.loss = self._work(generator)
         self.gradients = [(parameter, parameter.grad) for parameter in self.model.parameters()]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from classwise.accelerate.threads import fitting_threads
+from classwise.accelerate.threads import choose_threads
 from classwise.core.errors import Diverged
 from classwise.core.progress import Epoch, Progress
 from classwise.storage.run_directory import RunDirectory
@@ -116,7 +116,7 @@ class _Turn:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         phase = state.plan.phases[0]
         image = torch.zeros(1, *phase.shape, device=self.device)
-        self.threads = fitting_threads(state.engine.model, image, phase.batch_size)
+        self.threads = choose_threads(state.engine.model, image, phase.batch_size)
         with torch.random.fork_rng(devices=[self.device] if cuda else []):
             torch.manual_seed(state.plan.seed)
             self.random = self._random_state()

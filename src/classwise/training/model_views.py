@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.accelerate import ThinConv, fits, halves, thins, widened
+from classwise.accelerate import StridedPointwiseConv, can_split_input, is_strided_pointwise, split_input, split_weight
 from classwise.core.model_calls import logits_of
 from classwise.training.distributed import ProcessGroup, differentiable_sum
 
@@ -102,9 +102,9 @@ def bfloat16_view(model: nn.Module) -> nn.Module:
         if number == len(layers) - 1:
             view.set_submodule(name, InFloat32(layer))
         elif number == 0:
-            view.set_submodule(name, SplitInputConv(layer) if fits(layer) else InFloat32(layer))
-        elif thins(layer):
-            view.set_submodule(name, ThinConv(layer))
+            view.set_submodule(name, SplitInputConv(layer) if can_split_input(layer) else InFloat32(layer))
+        elif is_strided_pointwise(layer):
+            view.set_submodule(name, StridedPointwiseConv(layer))
     return AutocastModel(view)
 
 
@@ -141,7 +141,7 @@ class SplitInputConv(nn.Module):
         self.conv = conv
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv._conv_forward(halves(x), widened(self.conv.weight), self.conv.bias)
+        out: Tensor = self.conv._conv_forward(split_input(x), split_weight(self.conv.weight), self.conv.bias)
         return out
 
 

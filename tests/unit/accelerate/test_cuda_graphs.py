@@ -13,8 +13,8 @@ from torch import Tensor
 
 import classwise as cw
 from classwise.accelerate import cuda_graphs as module
-from classwise.accelerate import give_back, twin_of
-from classwise.accelerate.cuda_graphs import LARGEST, WORTH_IT, Graphs, Loops
+from classwise.accelerate import make_optimized_copy, release_memory
+from classwise.accelerate.cuda_graphs import CAPTURE_AFTER, MAX_BATCH, GraphedFunction, GraphedSteps
 from classwise.attacks import APGD, FAB, PGD, CosinePGD, Square
 from classwise.attacks.base import BallAttack
 from classwise.core.streams import ExampleNoise
@@ -28,9 +28,9 @@ def function(x: Tensor) -> Tensor:
 
 
 def test_replays_are_calls() -> None:
-    graphs = Graphs()
+    graphs = GraphedFunction()
     kept = []
-    for number in range(WORTH_IT + 5):
+    for number in range(CAPTURE_AFTER + 5):
         x = torch.rand(4, 6, device="cuda", generator=torch.Generator("cuda").manual_seed(number))
         with torch.no_grad():
             kept.append((graphs(function, x), function(x)))
@@ -39,8 +39,8 @@ def test_replays_are_calls() -> None:
 
 
 def test_gradients_too() -> None:
-    graphs = Graphs()
-    for number in range(WORTH_IT + 5):
+    graphs = GraphedFunction()
+    for number in range(CAPTURE_AFTER + 5):
         x = torch.rand(4, 6, device="cuda", generator=torch.Generator("cuda").manual_seed(number)).requires_grad_()
         weight = torch.rand(4, 6, device="cuda")
         (mine,) = torch.autograd.grad((weight * graphs(function, x)).sum(), x, retain_graph=True)
@@ -52,9 +52,9 @@ def test_gradients_too() -> None:
 
 
 def test_a_gradient_whose_activations_are_gone_is_refused() -> None:
-    graphs = Graphs()
+    graphs = GraphedFunction()
     x = torch.rand(4, 6, device="cuda").requires_grad_()
-    for _ in range(WORTH_IT + 1):
+    for _ in range(CAPTURE_AFTER + 1):
         early = graphs(function, x)
     graphs(function, x)
     with pytest.raises(RuntimeError, match="activations are gone"):
@@ -62,17 +62,17 @@ def test_a_gradient_whose_activations_are_gone_is_refused() -> None:
 
 
 def test_large_batches_are_left_alone() -> None:
-    graphs = Graphs()
-    x = torch.rand(LARGEST + 1, 2, device="cuda")
-    for _ in range(WORTH_IT + 3):
+    graphs = GraphedFunction()
+    x = torch.rand(MAX_BATCH + 1, 2, device="cuda")
+    for _ in range(CAPTURE_AFTER + 3):
         graphs(function, x)
     assert not graphs.captured
 
 
 def test_what_looks_at_its_values_is_called() -> None:
-    graphs = Graphs()
+    graphs = GraphedFunction()
     x = torch.rand(4, 2, device="cuda")
-    for _ in range(WORTH_IT + 3):
+    for _ in range(CAPTURE_AFTER + 3):
         assert torch.equal(graphs(lambda x: x * (2 if float(x.sum()) > 0 else 3), x), 2 * x)
     assert graphs.failed
     assert len(set(torch.rand(8, device="cuda").tolist())) == 8  # the device is well, and so is its generator
@@ -87,7 +87,7 @@ def numbers(one: int, other: int) -> tuple[Tensor, Tensor]:
 
 
 def test_steps_are_replayed() -> None:
-    loops = Loops()
+    loops = GraphedSteps()
     memory = torch.cuda.graph_pool_handle()
     found = loops(fibonacci, numbers(1, 0), 50, memory)
     assert loops.step() is fibonacci
@@ -97,7 +97,7 @@ def test_steps_are_replayed() -> None:
 
 
 def test_a_step_that_comes_again_is_captured_and_another_takes_its_place() -> None:
-    loops, memory = Loops(), torch.cuda.graph_pool_handle()
+    loops, memory = GraphedSteps(), torch.cuda.graph_pool_handle()
     state = numbers(1, 0)
     for _ in range(2):
         state = loops(fibonacci, state, 3, memory)
@@ -106,7 +106,7 @@ def test_a_step_that_comes_again_is_captured_and_another_takes_its_place() -> No
     def double(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         return 2 * one, other
 
-    assert [int(part) for part in loops(double, state, WORTH_IT + 1, memory)] == [13 * 2 ** (WORTH_IT + 1), 8]
+    assert [int(part) for part in loops(double, state, CAPTURE_AFTER + 1, memory)] == [13 * 2 ** (CAPTURE_AFTER + 1), 8]
     assert loops.step() is double
     gone = weakref.ref(double)
     del double
@@ -118,7 +118,7 @@ def test_a_step_that_looks_at_its_values_is_taken_one_by_one() -> None:
     def collatz(one: Tensor) -> tuple[Tensor]:
         return (one // 2 if int(one) % 2 == 0 else 3 * one + 1,)
 
-    loops = Loops()
+    loops = GraphedSteps()
     (end,) = loops(collatz, (torch.tensor([27], device="cuda"),), 111, torch.cuda.graph_pool_handle())
     assert int(end) == 1
     assert loops.failed
@@ -142,10 +142,10 @@ def test_attacks_find_the_same_by_replays(attack: BallAttack, monkeypatch: pytes
     x = torch.rand(40, 1, 8, 8, device="cuda")
     y = model(x).argmax(1)
     found = []
-    for largest in (LARGEST, 0):
-        monkeypatch.setattr(module, "LARGEST", largest)
-        monkeypatch.setattr("classwise.accelerate.optimized_copy.LARGEST", largest)
-        twin = twin_of(model, x, lowered=False)
+    for largest in (MAX_BATCH, 0):
+        monkeypatch.setattr(module, "MAX_BATCH", largest)
+        monkeypatch.setattr("classwise.accelerate.optimized_copy.MAX_BATCH", largest)
+        twin = make_optimized_copy(model, x, lowered=False)
         assert twin is not None
         found.append(attack.run(twin, x, y, generator=ExampleNoise(0, torch.arange(len(x)))))
         assert bool(twin._loops.state) == (largest > 0)
@@ -160,19 +160,19 @@ def test_what_graphs_held_is_given_back() -> None:
     torch.manual_seed(0)
     model = resnet18().eval().cuda()
     x = torch.rand(100, 3, 32, 32, device="cuda")
-    twin = twin_of(model, x, lowered=True)
+    twin = make_optimized_copy(model, x, lowered=True)
     assert twin is not None
     with torch.no_grad():
-        for _ in range(WORTH_IT + 1):
+        for _ in range(CAPTURE_AFTER + 1):
             logits = twin(x)
     assert twin._graphs.captured
     held = torch.cuda.memory_reserved()
-    give_back(twin)
+    release_memory(twin)
     given = held - torch.cuda.memory_reserved()
     assert given >= 8 * 2**20  # a batch has 12.5 MiB after the first layer alone
     assert not twin._graphs.captured
     with torch.no_grad():
-        for _ in range(WORTH_IT + 1):
+        for _ in range(CAPTURE_AFTER + 1):
             again = twin(x)
     assert twin._graphs.captured
     assert torch.allclose(again, logits, atol=1e-2)

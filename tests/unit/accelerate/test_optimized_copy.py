@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from classwise.accelerate import Twin, searcher, twin_of
-from classwise.accelerate.folding import ConvReLU, conv_relu, folded, fused, in_place
-from classwise.accelerate.optimized_copy import Unlike, _summed, discrepancy
+from classwise.accelerate import OptimizedCopy, make_optimized_copy, search_model
+from classwise.accelerate.folding import ConvReLU, conv_relu, fold_batch_norms, fuse_relus, overwrite_in_place
+from classwise.accelerate.optimized_copy import NotEquivalent, _summed, discrepancy
 from classwise.models import digits_cnn, preact_resnet18, resnet18, small_cnn
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def test_folding_changes_nothing_but_the_number_of_layers(
     torch.manual_seed(0)
     model = lively(make()).double()
     x = torch.rand(3, *shape, dtype=torch.float64)
-    less = folded(model)
+    less = fold_batch_norms(model)
     assert torch.allclose(less(x), model(x), rtol=1e-9, atol=1e-12)
     assert sum(isinstance(module, nn.BatchNorm2d) for module in less.modules()) == sum(
         isinstance(module, nn.BatchNorm2d) for module in model.modules()
@@ -69,7 +69,7 @@ def test_a_twin_follows_its_model(way: str, make: Callable[[], nn.Module], shape
     torch.manual_seed(0)
     model = lively(make())
     x = torch.rand(4, *shape)
-    twin = Twin(model, way, CPU, lowered=False)
+    twin = OptimizedCopy(model, way, CPU, lowered=False)
     assert torch.allclose(twin(x), model(x), rtol=1e-4, atol=1e-4)
     before = twin(x)
     with torch.no_grad():
@@ -88,8 +88,8 @@ def test_a_twin_leaves_its_model_alone() -> None:
     model = digits_cnn(in_channels=1).train()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     flags = [parameter.requires_grad for parameter in model.parameters()]
-    twin = twin_of(model, torch.rand(4, 1, 8, 8), lowered=False)
-    assert isinstance(twin, Twin)
+    twin = make_optimized_copy(model, torch.rand(4, 1, 8, 8), lowered=False)
+    assert isinstance(twin, OptimizedCopy)
     assert model.training
     assert [parameter.requires_grad for parameter in model.parameters()] == flags
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
@@ -127,23 +127,23 @@ def test_no_twin_of_a_random_model() -> None:
     torch.manual_seed(0)
     x = torch.rand(8, 1, 8, 8)
     for model in (Noisy(), Frozen()):
-        assert searcher(model, x) is model
+        assert search_model(model, x) is model
         with pytest.warns(UserWarning, match="attacks search the model itself"):
-            assert searcher(model, x, "compiled") is model
+            assert search_model(model, x, "compiled") is model
 
 
 def test_a_model_that_cannot_be_read_is_copied_as_it_is() -> None:
     model = Branching()
-    twin = searcher(model, torch.rand(8, 1, 8, 8))
-    assert isinstance(twin, Twin)
+    twin = search_model(model, torch.rand(8, 1, 8, 8))
+    assert isinstance(twin, OptimizedCopy)
     assert twin.how == "as it is"
 
 
 def test_eager_is_the_model_itself_and_so_is_another_precision() -> None:
     model, x = digits_cnn(in_channels=1), torch.rand(4, 1, 8, 8)
-    assert searcher(model, x, "eager") is model
+    assert search_model(model, x, "eager") is model
     double = digits_cnn(in_channels=1).double()
-    assert searcher(double, x) is double
+    assert search_model(double, x) is double
 
 
 def test_a_wrong_twin_is_found_out() -> None:
@@ -151,7 +151,7 @@ def test_a_wrong_twin_is_found_out() -> None:
     x = torch.rand(8, 1, 8, 8)
     one, other = digits_cnn(in_channels=1), digits_cnn(in_channels=1)
     assert discrepancy(one, one, x) == 0
-    with pytest.raises(Unlike):
+    with pytest.raises(NotEquivalent):
         discrepancy(one, other, x)
 
     class Backwards(torch.autograd.Function):
@@ -167,7 +167,7 @@ def test_a_wrong_twin_is_found_out() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return one(Backwards.apply(x))
 
-    with pytest.raises(Unlike, match="cosine of -1"):
+    with pytest.raises(NotEquivalent, match="cosine of -1"):
         discrepancy(one, Deceiver(), x)
 
 
@@ -206,7 +206,7 @@ def test_a_compiler_sees_the_operator() -> None:
 def test_sums_and_relus_go_into_the_convolutions() -> None:
     torch.manual_seed(0)
     model = lively(resnet18(num_classes=7))
-    less = fused(folded(model))
+    less = fuse_relus(fold_batch_norms(model))
     # of 20 convolutions the three of the shortcuts have no ReLU of their own
     assert sum(isinstance(module, ConvReLU) for module in less.modules()) == 17
     assert not any(node.target in (F.relu, torch.relu) for node in less.graph.nodes)
@@ -218,7 +218,7 @@ def test_sums_and_relus_go_into_the_convolutions() -> None:
 def test_sums_and_relus_overwrite_what_nobody_else_reads() -> None:
     torch.manual_seed(0)
     model = lively(resnet18(num_classes=7))
-    plain, frugal = folded(model), in_place(folded(model))
+    plain, frugal = fold_batch_norms(model), overwrite_in_place(fold_batch_norms(model))
     assert sum(node.target is torch.relu_ for node in frugal.graph.nodes) == 17
     assert sum(node.target is operator.iadd for node in frugal.graph.nodes) == 8
     found = []
@@ -247,7 +247,7 @@ def test_what_has_another_reader_is_not_overwritten() -> None:
 
     torch.manual_seed(0)
     model = Forked().double()
-    frugal = in_place(fx.symbolic_trace(copy.deepcopy(model)))
+    frugal = overwrite_in_place(fx.symbolic_trace(copy.deepcopy(model)))
     x = torch.rand(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
     assert torch.equal(frugal(x), model(x))
     assert torch.autograd.gradcheck(frugal, (x,))
@@ -258,7 +258,7 @@ def test_what_has_another_reader_is_not_overwritten() -> None:
 def test_a_lowered_twin_keeps_the_bits_of_images_and_logits() -> None:
     torch.manual_seed(0)
     model = lively(resnet18(num_classes=7))
-    twin = Twin(model, "in few kernels", CPU, lowered=True)
+    twin = OptimizedCopy(model, "in few kernels", CPU, lowered=True)
     twin.lowered = False  # no autocast here: this CPU may not have it
     x = torch.rand(4, 3, 16, 16)
     with torch.no_grad():
@@ -271,7 +271,7 @@ def test_a_lowered_twin_keeps_the_bits_of_images_and_logits() -> None:
 
 def test_weights_are_taken_over_where_no_batch_norm_was_folded() -> None:
     model = digits_cnn(in_channels=1)
-    twin = Twin(model, "in few kernels", CPU, lowered=False)
+    twin = OptimizedCopy(model, "in few kernels", CPU, lowered=False)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
@@ -291,14 +291,14 @@ def test_few_logits_are_sums_of_products() -> None:
 def test_models_are_left_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        searcher(resnet18(), torch.rand(2, 3, 16, 16))
+        search_model(resnet18(), torch.rand(2, 3, 16, 16))
 
 
 def test_a_twin_is_freed_with_its_last_reference() -> None:
     """Not some time later, nor its convolutions: on a GPU it holds graphs and their memory."""
     gc.disable()
     try:
-        twin = twin_of(resnet18(), torch.rand(2, 3, 16, 16), lowered=False)
+        twin = make_optimized_copy(resnet18(), torch.rand(2, 3, 16, 16), lowered=False)
         assert twin is not None
         weights = [weakref.ref(layer.weight) for layer in twin._body[0].modules() if isinstance(layer, nn.Conv2d)]
         gone = weakref.ref(twin)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classwise.accelerate import ThinConv, thins
-from classwise.accelerate.folding import ConvReLU, folded, fused, thinned
+from classwise.accelerate import StridedPointwiseConv, is_strided_pointwise
+from classwise.accelerate.folding import ConvReLU, fold_batch_norms, fuse_relus, replace_strided_pointwise
 from classwise.models import resnet18
 
 
@@ -24,9 +24,9 @@ def compiled(module: nn.Module) -> Callable[[Tensor], Tensor]:
 def test_of_the_pixels_it_looks_at_the_convolution_is_the_same(stride: int, groups: int) -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(4, 6, 1, stride=stride, groups=groups).double()
-    assert thins(conv)
+    assert is_strided_pointwise(conv)
     x = torch.rand(2, 4, 7, 8, dtype=torch.float64, requires_grad=True)
-    one, other = conv(x), compiled(ThinConv(conv))(x)
+    one, other = conv(x), compiled(StridedPointwiseConv(conv))(x)
     assert torch.allclose(one, other, rtol=1e-12)
     upstream = torch.randn_like(one)
     wanted = (x, conv.weight, conv.bias)
@@ -42,22 +42,22 @@ def test_others_are_left_as_they_are() -> None:
         nn.Conv2d(3, 4, 1, stride=2, padding=1),
         nn.Linear(3, 4),
     ]
-    assert not any(thins(layer) for layer in others)
+    assert not any(is_strided_pointwise(layer) for layer in others)
 
 
 def test_the_shortcuts_of_a_network_are_thinned() -> None:
     torch.manual_seed(0)
-    plain = fused(folded(resnet18(num_classes=7).double()))
-    thin = thinned(copy.deepcopy(plain))
-    assert sum(isinstance(module, ThinConv) for module in thin.modules()) == 3
+    plain = fuse_relus(fold_batch_norms(resnet18(num_classes=7).double()))
+    thin = replace_strided_pointwise(copy.deepcopy(plain))
+    assert sum(isinstance(module, StridedPointwiseConv) for module in thin.modules()) == 3
     x = torch.rand(2, 3, 16, 16, dtype=torch.float64)
     assert torch.allclose(compiled(thin)(x), plain(x), rtol=1e-10)
 
 
 def test_what_became_a_kernel_with_its_relu_stays_one() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1, stride=2), nn.ReLU(), nn.Flatten()).eval()
-    thin = thinned(fused(folded(copy.deepcopy(model))))
+    thin = replace_strided_pointwise(fuse_relus(fold_batch_norms(copy.deepcopy(model))))
     assert any(isinstance(module, ConvReLU) for module in thin.modules())
-    assert not any(isinstance(module, ThinConv) for module in thin.modules())
+    assert not any(isinstance(module, StridedPointwiseConv) for module in thin.modules())
     x = torch.rand(2, 3, 4, 4)
     assert torch.equal(thin(x), model(x))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from classwise.accelerate.threads import LITTLE, fitting_threads, operations
+from classwise.accelerate.threads import SINGLE_THREAD_OPERATIONS, choose_threads, operations
 from classwise.models import MODELS
 
 
@@ -48,11 +48,11 @@ def test_counting_leaves_no_trace() -> None:
 @pytest.mark.usefixtures("two_threads")
 def test_little_work_takes_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     digits, image = MODELS["digits-cnn"](), torch.rand(1, 1, 8, 8)
-    enough = -(-LITTLE // operations(digits, image))
-    assert fitting_threads(digits, image, 64) == 1
-    assert [fitting_threads(digits, image, size) for size in (enough - 1, enough)] == [1, 2]
+    enough = -(-SINGLE_THREAD_OPERATIONS // operations(digits, image))
+    assert choose_threads(digits, image, 64) == 1
+    assert [choose_threads(digits, image, size) for size in (enough - 1, enough)] == [1, 2]
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert fitting_threads(digits, image, 64) == 2
+    assert choose_threads(digits, image, 64) == 2
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import classwise as cw
-from classwise.accelerate import Twin
+from classwise.accelerate import OptimizedCopy
 from classwise.attacks import AutoAttack, Fast
 from classwise.core.errors import InputError
 from classwise.core.progress import Progress
@@ -202,7 +202,7 @@ def test_a_lying_twin_invents_no_break(run: Path, monkeypatch: pytest.MonkeyPatc
 
     answers = work.answers
     monkeypatch.setattr(work, "answers", recorded)
-    monkeypatch.setattr(evaluate, "searcher", lambda *_: Liar())
+    monkeypatch.setattr(evaluate, "search_model", lambda *_: Liar())
     report = cw.evaluate(model, "digits", attacks=["pgd:steps=3"], eps=EPS, per_class=6)
     verdicts = report.verdicts
     assert verdicts is not None
@@ -344,7 +344,7 @@ def test_an_evaluation_leaves_nothing_behind(run: Path) -> None:
     gc.disable()
     try:
         cw.evaluate(model, "digits", attacks=[f"fast:{SHORT}"], eps=EPS, per_class=3)
-        left = [thing for thing in gc.get_objects() if type(thing) in (Twin, work.Work, Cascade)]
+        left = [thing for thing in gc.get_objects() if type(thing) in (OptimizedCopy, work.Work, Cascade)]
     finally:
         gc.enable()
     assert not left

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.accelerate import twin_of
+from classwise.accelerate import make_optimized_copy
 from classwise.config.spec import Spec
 from classwise.config.spec import build as build_spec
 from classwise.core.model_calls import both, exact
@@ -112,7 +112,7 @@ def test_hypersphere_head_gives_cosines(given):
 def test_twin_agrees_and_follows(given, model):
     """Code that looks at the size of its images cannot be folded; it is that of networks without batch norms."""
     x = images(given, 4)
-    twin = twin_of(model, x, lowered=False)
+    twin = make_optimized_copy(model, x, lowered=False)
     assert twin is not None
     has_norms = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     assert twin.how == "folded" or (twin.how == "as it is" and not has_norms)
@@ -120,7 +120,7 @@ def test_twin_agrees_and_follows(given, model):
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(1.02)
-    twin.refresh(other)  # with the model itself, and its gradients, twin_of has compared it
+    twin.refresh(other)  # with the model itself, and its gradients, make_optimized_copy has compared it
     with torch.no_grad():
         before, expected, got = model(x), other(x), twin(x)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-3 * float(expected.std()))

@@ -16,9 +16,9 @@ from scipy.optimize import root
 from torch import nn
 
 import classwise as cw
-from classwise.accelerate import twin_of
+from classwise.accelerate import make_optimized_copy
 from classwise.accelerate.folding import folded
-from classwise.accelerate.optimized_copy import _lower
+from classwise.accelerate.optimized_copy import _to_bfloat16
 from classwise.config.recipes import load_recipe
 from classwise.config.spec import settings_of
 from classwise.core.errors import InputError
@@ -185,7 +185,7 @@ def sphere_resnet() -> nn.Module:
 
 def test_a_twin_follows_scale_and_weights() -> None:
     model, x = sphere_resnet(), torch.rand(4, 3, 16, 16)
-    twin = twin_of(model, x, lowered=False)
+    twin = make_optimized_copy(model, x, lowered=False)
     assert twin is not None
     assert twin.how == "folded"
     assert torch.allclose(twin(x), model(x), rtol=1e-4, atol=1e-4)
@@ -204,7 +204,7 @@ def test_the_head_of_a_twin_in_bfloat16_keeps_its_bits() -> None:
     """Only the head is asked here: not every CPU has the products of a body in bfloat16."""
     model, z = sphere_resnet(), torch.randn(4, 512)
     body = folded(copy.deepcopy(model))
-    _lower(body)
+    _to_bfloat16(body)
     assert body.get_submodule("layer4.1.conv2").weight.dtype == torch.bfloat16
     assert torch.equal(body.get_submodule("linear")(z), head_of(model)(z))
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import classwise as cw
-from classwise.accelerate import twin_of
+from classwise.accelerate import make_optimized_copy
 from classwise.config.recipes import load_recipe
 from classwise.core.errors import InputError
 from classwise.core.types import ClassControls, LossTerms, Objective, reduce
@@ -264,7 +264,7 @@ def test_the_stand_in_of_the_compiled_step_changes_nothing(
     x, controls = x.float(), ClassControls.uniform(K)
     model = net(objective).float().train()
     same = copy.deepcopy(model)
-    twin = twin_of(same, x, lowered=False)
+    twin = make_optimized_copy(same, x, lowered=False)
     assert twin is not None
     assert twin.how == "folded"
     twin.slack = 0.0  # so that both take the same point for the last correct one

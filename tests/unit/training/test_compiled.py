@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import classwise as cw
-from classwise.accelerate import twin_of
+from classwise.accelerate import make_optimized_copy
 from classwise.config.recipes import load_recipe
 from classwise.core.model_calls import exact
 from classwise.core.types import ClassControls, ClassStats, LossTerms, reduce
@@ -89,7 +89,7 @@ def test_the_stand_in_gives_the_objective_its_losses_and_gradients(
         own = copy.deepcopy(plan.model).train()
         asked: Any = own
         if stands:
-            twin = twin_of(own, x, lowered=False)
+            twin = make_optimized_copy(own, x, lowered=False)
             assert twin is not None
             asked = StepModel(own, twin, "fp32", CPU)
             twin.refresh(own)

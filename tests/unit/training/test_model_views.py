@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classwise.accelerate import ThinConv
+from classwise.accelerate import StridedPointwiseConv
 from classwise.core.errors import InputError
 from classwise.core.model_calls import logits_of
 from classwise.models import preact_resnet18, resnet18
@@ -36,10 +36,10 @@ def test_first_and_last_layer_are_kept_out_and_nothing_is_copied(make: type) -> 
     model = make()
     view = bfloat16_view(model)
     kinds = [type(module) for module in view.modules()]
-    assert (kinds.count(SplitInputConv), kinds.count(InFloat32), kinds.count(ThinConv)) == (1, 1, 3)
+    assert (kinds.count(SplitInputConv), kinds.count(InFloat32), kinds.count(StridedPointwiseConv)) == (1, 1, 3)
     assert {id(parameter) for parameter in view.parameters()} == {id(parameter) for parameter in model.parameters()}
     assert {id(buffer) for buffer in view.buffers()} == {id(buffer) for buffer in model.buffers()}
-    assert not any(isinstance(module, SplitInputConv | InFloat32 | ThinConv) for module in model.modules())
+    assert not any(isinstance(module, SplitInputConv | InFloat32 | StridedPointwiseConv) for module in model.modules())
 
 
 def test_a_linear_model_has_one_layer_and_it_is_the_last() -> None:
