@@ -1,4 +1,4 @@
-"""Ways to compute the same faster."""
+"""Faster ways to compute the same: optimized copies of models, CUDA graphs, thread counts. May import core."""
 
 from classwise.accelerate.cuda_graphs import capture
 from classwise.accelerate.optimized_copy import OptimizedCopy, make_optimized_copy, release_memory, search_model

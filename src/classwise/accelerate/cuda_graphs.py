@@ -1,4 +1,4 @@
-"""What is done to small batches replayed as CUDA graphs, where launching kernels takes longer than running them."""
+"""CUDA graphs of small batches, which are launch-bound: launching their kernels takes longer than running them."""
 
 # B batch
 
@@ -17,21 +17,21 @@ from torch import Tensor
 from classwise.core.model_calls import State, Step, stepped
 
 MAX_BATCH = 768
-"""Batches above it keep the device busy by themselves."""
+"""Larger batches are not launch-bound."""
 CAPTURE_AFTER = 10
-"""Calls with one shape before it is captured: a capture costs about as many."""
+"""Calls with one shape before it is captured; a capture costs about as much."""
 MAX_SHAPES = 16
-"""Shapes that are kept."""
+"""Number of captured shapes that are kept."""
 
 
 @contextmanager
 def capture(
     graph: torch.cuda.CUDAGraph, memory: Any = None, generator: torch.Generator | None = None
 ) -> Iterator[None]:
-    """Record what is launched in here, with a workspace for cuBLAS in the graph's own memory.
+    """Capture the kernels launched in the block, with a cuBLAS workspace in the graph's own memory.
 
-    Otherwise all graphs share one, and two that run at once spoil each other's products. ``generator``: what is drawn
-    from in here, beside the default one.
+    With a shared workspace, graphs that run at once would corrupt each other's products. ``generator`` is used in the
+    block besides the default generator.
     """
     default = torch.cuda.default_generators[torch.cuda.current_device()]
     generators = [default] if generator is None else [default, generator]
@@ -43,7 +43,7 @@ def capture(
         with torch.cuda.graph(graph, pool=memory):
             yield
     except Exception:
-        for one, state in zip(generators, states, strict=True):  # they would go on recording for ever
+        for one, state in zip(generators, states, strict=True):  # otherwise they would stay in capture mode
             one.graphsafe_set_state(torch.Generator(one.device).graphsafe_get_state())
             one.set_state(state)
         raise
@@ -52,9 +52,9 @@ def capture(
 
 
 class GraphedFunction:
-    """One function, captured for every shape that comes often. Results are copies and stay as they are.
+    """A function that is captured for every input shape that is called often. Results are copies.
 
-    What cannot be captured, as it looks at its values, is called.
+    A function that cannot be captured, because it reads tensor values, is called.
     """
 
     def __init__(self) -> None:
@@ -65,11 +65,11 @@ class GraphedFunction:
 
     @cached_property
     def memory(self) -> Any:
-        """Shared by all shapes: no replay comes between a forward and its backward, and results are copied at once."""
+        """The memory pool of all shapes. No replay runs between a forward and its backward, and results are copied."""
         return torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """The function of ``x``. It is not kept: in a circle with its owner, neither would be freed in time."""
+        """Return ``function(x)``. No reference is kept: a reference cycle with its owner would delay freeing both."""
         if len(x) > MAX_BATCH or self.failed or torch.cuda.is_current_stream_capturing():
             return function(x)
         differentiable = torch.is_grad_enabled() and x.requires_grad
@@ -82,7 +82,7 @@ class GraphedFunction:
                 self.captured.pop(next(iter(self.captured)))
             try:
                 self.captured[key] = _Graph(function, x.detach(), differentiable, self.memory)
-            except Exception:  # whatever a stranger's code does not allow is done without
+            except Exception:  # user code may not allow a capture
                 self.failed = True
                 return function(x)
         graph = self.captured[key]
@@ -91,48 +91,48 @@ class GraphedFunction:
 
 
 class GraphedSteps:
-    """A step of a search captured whole, and replayed: from tensors to tensors of the same shapes."""
+    """A search step, from tensors to tensors of the same shapes, that is captured and replayed."""
 
     def __init__(self) -> None:
         self.seen = self.step = weakref.ref(_nothing)
-        """The last one that came, and the one that is captured. They are not kept, for the same reason."""
+        """The last step and the captured step; weak references, for the same reason."""
         self.graph: torch.cuda.CUDAGraph
         self.state: State = ()
         self.failed = False
 
     def __call__(self, step: Step, state: State, times: int, memory: Any) -> State:
-        """The state after so many steps. A step that is long repeated, or comes again, is captured."""
-        again, self.seen = self.seen() is step, weakref.ref(step)
-        if self.step() is not step and (again or times > CAPTURE_AFTER) and not self.failed:
+        """Return the state after ``times`` steps. A step that is repeated often, or called again, is captured."""
+        repeated, self.seen = self.seen() is step, weakref.ref(step)
+        if self.step() is not step and (repeated or times > CAPTURE_AFTER) and not self.failed:
             self._capture(step, state, memory)
         if self.step() is not step:
             return stepped(step, state, times)
-        for mine, given in zip(self.state, state, strict=True):
-            mine.copy_(given)
+        for own, given in zip(self.state, state, strict=True):
+            own.copy_(given)
         for _ in range(times):
             self.graph.replay()
-        return tuple(mine.clone() for mine in self.state)
+        return tuple(part.clone() for part in self.state)
 
     def _capture(self, step: Step, state: State, memory: Any) -> None:
         self.step, self.graph = weakref.ref(_nothing), torch.cuda.CUDAGraph()
         self.state = tuple(part.clone() for part in state)
-        places = {part.untyped_storage().data_ptr() for part in self.state}
+        storages = {part.untyped_storage().data_ptr() for part in self.state}
         try:
-            step(*self.state)  # kernels are loaded at their first call, which cannot be recorded
+            step(*self.state)  # the first call loads kernels, which cannot be captured
             with capture(self.graph, memory):
-                # What a step hands on as it is must be safe before its place is overwritten.
+                # Outputs that alias the state must be cloned before the state is overwritten.
                 after = step(*self.state)
-                safe = [part.clone() if part.untyped_storage().data_ptr() in places else part for part in after]
-                for mine, new in zip(self.state, safe, strict=True):
-                    mine.copy_(new)
-        except Exception:  # as above
+                results = [part.clone() if part.untyped_storage().data_ptr() in storages else part for part in after]
+                for own, new in zip(self.state, results, strict=True):
+                    own.copy_(new)
+        except Exception:  # user code may not allow a capture
             self.failed = True
         else:
             self.step = weakref.ref(step)
 
 
 class _Graph:
-    """The kernels of one shape, forward and, where it is differentiable, backward. The caller has run both before."""
+    """The captured forward and, if differentiable, backward of one shape. The caller has run both before."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], x: Tensor, differentiable: bool, memory: Any) -> None:
         self.x = x.clone().requires_grad_(differentiable)
@@ -161,7 +161,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
         if ctx.stamp != ctx.graphs.stamp:
-            raise RuntimeError("the gradient of an earlier call was asked for: its activations are gone")
+            raise RuntimeError("backward of an earlier call: a later call has overwritten its activations")
         ctx.graph.upstream.copy_(upstream[0])
         ctx.graph.backward.replay()
         return ctx.graph.gradient.clone(), None, None

@@ -1,7 +1,7 @@
-"""The same function in fewer kernels: batch norm folded into convolutions, sums and ReLUs into their kernels.
+"""Graph transforms (torch.fx) to fewer kernels: batch norm folded into convolutions, sums and ReLUs fused with them.
 
-All read the model as a graph (torch.fx). A model that cannot be read so, because its code branches on values, raises
-whatever torch raises; the caller does without.
+A model that cannot be traced, because its code branches on values, raises an exception of torch; callers then use the
+model without transforms.
 """
 
 # B batch, C channels
@@ -24,16 +24,16 @@ _RELUS = (F.relu, torch.relu, "relu", "relu_")
 
 
 def fold_batch_norms(model: nn.Module) -> fx.GraphModule:
-    """A copy in evaluation mode whose batch norms have become part of the convolutions before them.
+    """Return a copy in evaluation mode with batch norms folded into the convolutions before them.
 
-    W' = W · γ/σ and b' = (b - μ) · γ/σ + β, channel by channel. Batch norms elsewhere stay. ``meta["folds"]`` tells
-    which batch norm went into which convolution.
+    W' = W · γ/σ and b' = (b - μ) · γ/σ + β per channel. Other batch norms stay. ``meta["folds"]`` maps convolutions to
+    their batch norms.
     """
     graph = fx.GraphModule(model, _Reader().trace(model.eval()))
     folds = graph.meta["folds"] = {}
     for node in list(graph.graph.nodes):
         conv: Any = node.args[0] if node.args else None
-        if _is(graph, node, nn.BatchNorm2d) and _is(graph, conv, nn.Conv2d) and _own(graph, conv):
+        if _is(graph, node, nn.BatchNorm2d) and _is(graph, conv, nn.Conv2d) and _called_once(graph, conv):
             pair: Any = (_module(graph, conv), _module(graph, node))
             _replace(graph, conv.target, fuse_conv_bn_eval(*pair))
             folds[conv.target] = node.target
@@ -43,14 +43,14 @@ def fold_batch_norms(model: nn.Module) -> fx.GraphModule:
 
 
 class _Reader(fx.Tracer):
-    """Takes anybody's kind of linear layer whole: inside it may set the precision, which a graph cannot hold."""
+    """Traces subclasses of linear layers as leaves: they may set the precision, which a graph cannot represent."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, nn.Linear) or super().is_leaf_module(m, module_qualified_name)
 
 
 def folded_weights(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """The same weights and biases again, for a compiler: torch's function makes parameters, which it cannot."""
+    """Return folded weights and biases. Torch's function creates parameters, which torch.compile cannot."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     scale = torch.rsqrt(norm.running_var + norm.eps)
@@ -60,10 +60,10 @@ def folded_weights(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tenso
 
 
 def fuse_relus(graph: fx.GraphModule) -> fx.GraphModule:
-    """Convolutions with the ReLU after them, and a sum in between, as one kernel of cuDNN each.
+    """Fuse convolutions with the ReLU after them, and a sum in between, into one cuDNN kernel each.
 
-    A convolution on the other side of the sum leaves its bias to the kernel too. ``meta["lent"]`` tells whose went
-    where.
+    If the other summand is a convolution, its bias moves into the kernel, too. ``meta["lent"]`` maps fused convolutions
+    to the convolutions whose bias they have taken.
     """
     lent = graph.meta["lent"] = {}
     for node in list(graph.graph.nodes):
@@ -74,10 +74,10 @@ def fuse_relus(graph: fx.GraphModule) -> fx.GraphModule:
         if _calls(before, _SUMS) and len(before.users) == 1 and all(isinstance(part, fx.Node) for part in before.args):
             one, other = before.args
             before, residual = (one, other) if _is(graph, one, nn.Conv2d) else (other, one)
-        if not (_is(graph, before, nn.Conv2d) and _own(graph, before) and _plain(_module(graph, before))):
+        if not (_is(graph, before, nn.Conv2d) and _called_once(graph, before) and _plain(_module(graph, before))):
             continue
         conv = cast(nn.Conv2d, _module(graph, before))
-        if _is(graph, residual, nn.Conv2d) and _own(graph, residual) and conv.bias is not None:
+        if _is(graph, residual, nn.Conv2d) and _called_once(graph, residual) and conv.bias is not None:
             other = cast(nn.Conv2d, _module(graph, residual))
             if other.bias is not None:
                 conv.bias, other.bias = nn.Parameter(conv.bias + other.bias, requires_grad=False), None
@@ -90,7 +90,7 @@ def fuse_relus(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def replace_strided_pointwise(graph: fx.GraphModule) -> fx.GraphModule:
-    """Convolutions of single pixels with a stride as plain ones of the pixels they look at."""
+    """Replace strided 1x1 convolutions by plain ones on the selected pixels."""
     for node in graph.graph.nodes:
         if _is(graph, node, nn.Conv2d) and is_strided_pointwise(conv := _module(graph, node)):
             _replace(graph, node.target, StridedPointwiseConv(conv))
@@ -98,10 +98,10 @@ def replace_strided_pointwise(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def overwrite_in_place(graph: fx.GraphModule) -> fx.GraphModule:
-    """Sums and ReLUs that overwrite the result of the layer before them, where nobody else looks at it.
+    """Let sums and ReLUs overwrite the output of the layer before them if it has no other reader.
 
-    On a CPU fresh memory costs as much as the arithmetic. No gradient needs what is overwritten: those of these layers
-    are made from their inputs, that of a ReLU from its result.
+    On a CPU, allocating memory costs as much as the arithmetic. No gradient needs what is overwritten: the gradients of
+    these layers use their inputs, and that of a ReLU its output.
     """
     for node in list(graph.graph.nodes):
         if _calls(node, (operator.add, torch.add)) and len(node.args) == 2:
@@ -109,26 +109,26 @@ def overwrite_in_place(graph: fx.GraphModule) -> fx.GraphModule:
             first, second = (one, other) if _overwritable(graph, one) else (other, one)
             if _overwritable(graph, first) and isinstance(second, fx.Node):
                 node.target, node.args = operator.iadd, (first, second)
-        elif _calls(node, (F.relu, torch.relu)) and (_overwritable(graph, node.args[0]) or _summed_up(node.args[0])):
+        elif _calls(node, (F.relu, torch.relu)) and (_overwritable(graph, node.args[0]) or _unshared_sum(node.args[0])):
             node.target, node.args, node.kwargs = torch.relu_, node.args[:1], {}
-        elif _is(graph, node, nn.ReLU) and (_overwritable(graph, node.args[0]) or _summed_up(node.args[0])):
-            with graph.graph.inserting_before(node):  # its module may be called elsewhere, where others look on
+        elif _is(graph, node, nn.ReLU) and (_overwritable(graph, node.args[0]) or _unshared_sum(node.args[0])):
+            with graph.graph.inserting_before(node):  # its module may be called elsewhere, on values with other readers
                 node.replace_all_uses_with(graph.graph.call_function(torch.relu_, node.args[:1]))
     return _cleaned(graph)
 
 
 class ConvReLU(nn.Module):
-    """max(conv(x) + residual, 0), and its gradient with respect to the images alone."""
+    """max(conv(x) + residual, 0), differentiable with respect to its inputs, not its weights."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
         self.conv = conv
-        self.enter: Callable[[Tensor], Tensor] | None = None
-        """What to do with the images of a first layer."""
+        self.prepare: Callable[[Tensor], Tensor] | None = None
+        """Conversion of the input images, in a first layer."""
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         conv, dtype = self.conv, self.conv.weight.dtype
-        x = (x if self.enter is None else self.enter(x)).to(dtype)
+        x = (x if self.prepare is None else self.prepare(x)).to(dtype)
         residual = None if residual is None else residual.to(dtype)
         how = (conv.stride, conv.padding, conv.dilation, conv.groups)
         call: Any = conv_relu if torch.compiler.is_compiling() else _Eager.apply
@@ -145,7 +145,7 @@ def _conv_relu(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """One kernel on a GPU."""
+    """Run one kernel on a GPU."""
     how: Any = (bias, stride, padding, dilation, groups)
     if not x.is_cuda:
         out = F.conv2d(x, weight, *how)
@@ -159,7 +159,7 @@ def _shape(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
     return torch.empty_like(F.conv2d(x, weight, bias, *how))
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, _, residual, *ctx.how = inputs
     ctx.residual = residual is not None
     ctx.save_for_backward(x, weight, output)
@@ -176,41 +176,41 @@ def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
 
 
 class _Eager(torch.autograd.Function):
-    """The kernel with its gradient. An operator made in Python is called four times as slowly, and the device waits."""
+    """The kernel with its gradient, for eager mode, where a custom operator has four times the overhead."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         out = _conv_relu(*inputs)
-        _remember(ctx, inputs, out)
+        _save_for_backward(ctx, inputs, out)
         return out
 
     backward = staticmethod(_backward)
 
 
 conv_relu = torch.library.custom_op("classwise::conv_relu", _conv_relu, mutates_args=())
-"""The same as an operator, which a compiler takes as it is, and works on what lies around it."""
+"""The same as a custom operator, which torch.compile treats as opaque."""
 conv_relu.register_fake(_shape)
-conv_relu.register_autograd(_backward, setup_context=_remember)
+conv_relu.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 def _overwritable(graph: fx.GraphModule, node: object) -> bool:
-    """Whether it is the result of a layer whose gradient does without it, and has one reader."""
+    """Return whether it is the output of a layer whose gradient does not need it, with one reader."""
     kinds = (nn.Conv2d, nn.BatchNorm2d, nn.Linear)
     return isinstance(node, fx.Node) and len(node.users) == 1 and any(_is(graph, node, kind) for kind in kinds)
 
 
-def _summed_up(node: object) -> bool:
+def _unshared_sum(node: object) -> bool:
     return _calls(node, (operator.iadd,)) and len(cast(fx.Node, node).users) == 1
 
 
-def _own(graph: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a module is called here alone, and nobody else looks at its result."""
+def _called_once(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Return whether a module is called once and its output has one reader."""
     calls = [other for other in graph.graph.nodes if other.op == "call_module" and other.target == node.target]
     return len(calls) == len(node.users) == 1
 
 
 def _plain(conv: nn.Module) -> bool:
-    """Whether a convolution pads with zeros, by numbers."""
+    """Return whether a convolution has numeric zero padding."""
     return isinstance(conv, nn.Conv2d) and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
 
 

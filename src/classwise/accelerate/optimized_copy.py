@@ -1,12 +1,12 @@
-"""A faster twin of a model for the search of attacks; verdicts are always the model's own.
+"""Optimized copies of models, which attacks search; predictions always come from the original model.
 
-The twin computes the same function in evaluation mode with frozen weights: batch norm folded into convolutions,
-channels last, and on a GPU a body in bfloat16 with float32 images and head, each convolution with its sum and ReLU in
-one kernel, and small batches replayed as CUDA graphs. An attack that searches on the twin can only lose by its
-rounding: what counts is what the model itself says of the result.
+A copy computes the same function in evaluation mode with frozen weights: batch norm folded into convolutions, channels
+last, and on a GPU a bfloat16 body with float32 input and head, each convolution with its sum and ReLU in one kernel,
+and small batches replayed as CUDA graphs. An attack that searches the copy may miss an adversarial example through
+rounding but never reports a false one, because the original model judges the result.
 
-Before a twin is used, its logits and input gradients are compared with the model's on some images. A model whose twin
-differs, because it is random, or its code cannot be read, is searched as it is.
+Before use, logits and input gradients of the copy are compared with the model's on some images. If they differ, because
+the model is random or cannot be traced, attacks search the model itself.
 """
 
 # B batch, K classes, C channels
@@ -35,57 +35,57 @@ from classwise.core.choices import EngineName
 from classwise.core.model_calls import State, Step, device_of, dtype_of, exact, frozen, logits_of, stepped
 
 CHECK_IMAGES = {False: 16, True: 64}
-"""Images on which a twin is compared with its model, by whether its body is in bfloat16."""
+"""Number of images for the comparison with the model, without and with a bfloat16 body."""
 LOGIT_TOLERANCE = 0.1
-"""The largest error of a logit, relative to the spread of the image's logits, that passes for rounding."""
+"""Largest error of a logit accepted as rounding, relative to the standard deviation of the image's logits."""
 MIN_COSINE = 0.9
-"""The least cosine between the two input gradients, in the median."""
+"""Smallest accepted median cosine similarity of the input gradients."""
 FEW_OUTPUTS = 16
-"""Logits that are added up product by product: cuBLAS takes five kernels, and five times as long."""
+"""Heads with at most this many outputs are computed as sums of products; cuBLAS takes five times as long."""
 
 
 def search_model(model: nn.Module, x: Tensor, engine: EngineName = "auto") -> nn.Module:
-    """What attacks on a model should search: its twin, or the model itself. ``x``: some of the images to come."""
-    twin = None if engine == "eager" else make_optimized_copy(model, x, lowered=device_of(model).type == "cuda")
-    if twin is None and engine == "compiled":
-        warnings.warn("no faster twin of this model computes the same: attacks search the model itself", stacklevel=2)
-    return model if twin is None else twin
+    """Return the model that attacks search: an optimized copy, or the model itself. ``x`` are some of its inputs."""
+    copied = None if engine == "eager" else make_optimized_copy(model, x, lowered=device_of(model).type == "cuda")
+    if copied is None and engine == "compiled":
+        warnings.warn("the model has no equivalent optimized copy: attacks search the model itself", stacklevel=2)
+    return model if copied is None else copied
 
 
 def release_memory(searched: nn.Module) -> None:
-    """Let the device have what a search took beside weights: PyTorch keeps the memory of its graphs for no one else."""
+    """Release CUDA graph memory, which PyTorch keeps after a search."""
     if isinstance(searched, OptimizedCopy):
-        searched.forget()
+        searched.reset_graphs()
     if device_of(searched).type == "cuda":
-        torch._C._cuda_clearCublasWorkspaces()  # small ones, each amid a large piece that would stay for its sake
+        torch._C._cuda_clearCublasWorkspaces()  # each is small, but keeps a large block allocated
         torch.cuda.empty_cache()
 
 
 def make_optimized_copy(model: nn.Module, x: Tensor, *, lowered: bool) -> OptimizedCopy | None:
-    """The fastest twin that agrees with the model on some images, its body in bfloat16 if it is ``lowered``."""
+    """Return the fastest copy that agrees with the model on ``x``, with a bfloat16 body if ``lowered``; or None."""
     device = device_of(model)
     if dtype_of(model) != torch.float32 or not len(x):
         return None
     x = x[: CHECK_IMAGES[lowered]].to(device)
     for way in _WAYS if device.type == "cuda" and lowered else _WAYS[1:]:
         try:
-            twin = OptimizedCopy(model, way, device, lowered)
-            twin.slack = discrepancy(model, twin, x)
-        except Exception:  # whatever a stranger's code does not allow is done without
+            copied = OptimizedCopy(model, way, device, lowered)
+            copied.slack = discrepancy(model, copied, x)
+        except Exception:  # user models may not allow an optimization
             continue
-        return twin
+        return copied
     return None
 
 
 class NotEquivalent(Exception):
-    """A twin is no twin."""
+    """A copy computes another function than its model."""
 
 
 class OptimizedCopy(nn.Module):
-    """Images in float32 to logits in float32, by a body that no parameter list shows: it never trains."""
+    """A model from float32 images to float32 logits. Its body is not listed as a submodule, because it never trains."""
 
     slack: float = 0.0
-    """By how much its margins were seen to differ from the model's: an image counts as broken beyond this only."""
+    """Measured difference to the model's margins: attacks count an image as broken only beyond this margin."""
     place: Tensor
 
     def __init__(self, model: nn.Module, way: str, device: torch.device, lowered: bool) -> None:
@@ -98,64 +98,64 @@ class OptimizedCopy(nn.Module):
             body = replace_strided_pointwise(fuse_relus(body))  # type: ignore[arg-type]
         elif way == "folded" and device.type == "cpu":
             body = overwrite_in_place(body)  # type: ignore[arg-type]
-        self._lent = getattr(body, "meta", {}).get("lent", {})
+        self._lent_biases = getattr(body, "meta", {}).get("lent", {})
         if isinstance(body, fx.GraphModule):
-            body.graph.owning_module = None  # in a circle with its graph it would outlive the twin
+            body.graph.owning_module = None  # a reference cycle would delay freeing its memory
         wrappers = (ConvReLU, StridedPointwiseConv)
         self._wrapped = {f"{name}.conv": name for name, part in body.named_modules() if isinstance(part, wrappers)}
         if lowered:
             _to_bfloat16(body)
         self._body = (body.to(memory_format=torch.channels_last),)  # type: ignore[call-overload]
         self.lowered, self.how = lowered, f"{way}, bfloat16" if lowered else way
-        self.forget()
+        self.reset_graphs()
 
-    def forget(self) -> None:
-        """Drop what was recorded for the shapes that came so far."""
+    def reset_graphs(self) -> None:
+        """Drop all captured graphs."""
         self._graphs, self._loops = GraphedFunction(), GraphedSteps()
 
     def forward(self, x: Tensor) -> Tensor:
         return self._graphs(self.compute, x) if x.is_cuda else self.compute(x)
 
     def compute(self, x: Tensor) -> Tensor:
-        """The same without CUDA graphs, which cannot be nested."""
+        """Compute the logits without CUDA graphs, which cannot be nested."""
         x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.lowered):
             return logits_of(self._body[0](x)).float()
 
     def repeat_steps(self, step: Step, state: State, times: int) -> State:
-        """The state after so many steps of a search, which go through this model; as graphs where batches are small."""
+        """Return the state after ``times`` search steps on this model; small batches run as CUDA graphs."""
         if self.place.is_cuda and len(state[0]) <= MAX_BATCH:
             return self._loops(step, state, times, self._graphs.memory)
         return stepped(step, state, times)
 
     @torch.no_grad()
     def refresh(self, model: nn.Module) -> None:
-        """Take over the present weights of the model, or of another of its kind."""
-        for name, mine in self._body[0].named_modules():
+        """Copy the current weights of the model, or of another model of the same architecture."""
+        for name, part in self._body[0].named_modules():
             name = self._wrapped.get(name, name)
-            if isinstance(mine, nn.Conv2d):
-                self._fold_into(mine, name, model)
+            if isinstance(part, nn.Conv2d):
+                self._fold_into(part, name, model)
                 continue
-            own = {**dict(mine.named_parameters(recurse=False)), **dict(mine.named_buffers(recurse=False))}
-            for part, tensor in own.items():
-                tensor.copy_(getattr(model.get_submodule(name), part))
+            tensors = {**dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
+            for key, tensor in tensors.items():
+                tensor.copy_(getattr(model.get_submodule(name), key))
 
-    def _fold_into(self, mine: nn.Conv2d, name: str, model: nn.Module) -> None:
+    def _fold_into(self, target: nn.Conv2d, name: str, model: nn.Module) -> None:
         weight, bias = self._folded(name, model)
         channels = weight.shape[1]
-        mine.weight[:, :channels].copy_(weight)
-        if mine.weight.shape[1] > channels:
-            mine.weight[:, channels : 2 * channels].copy_(weight)
-        if name in self._lent:
-            _, other = self._folded(self._lent[name], model)
+        target.weight[:, :channels].copy_(weight)
+        if target.weight.shape[1] > channels:
+            target.weight[:, channels : 2 * channels].copy_(weight)
+        if name in self._lent_biases:
+            _, other = self._folded(self._lent_biases[name], model)
             assert bias is not None
             assert other is not None
             bias = bias + other
-        if mine.bias is not None and bias is not None:
-            mine.bias.copy_(bias)
+        if target.bias is not None and bias is not None:
+            target.bias.copy_(bias)
 
     def _folded(self, name: str, model: nn.Module) -> tuple[Tensor, Tensor | None]:
-        """The weight and the bias that one of the model's convolutions has here."""
+        """Return the weight and bias of one of the model's convolutions with its batch norm folded in."""
         conv = model.get_submodule(name)
         assert isinstance(conv, nn.Conv2d)
         if name not in self._folds:
@@ -165,24 +165,24 @@ class OptimizedCopy(nn.Module):
         return folded_weights(conv, norm)
 
 
-def discrepancy(model: nn.Module, twin: nn.Module, x: Tensor) -> float:
-    """Twice the largest difference between two models' logits on some images; more than rounding is ``Unlike``."""
-    asked: list[tuple[Tensor, Tensor, Tensor]] = []
+def discrepancy(model: nn.Module, copied: nn.Module, x: Tensor) -> float:
+    """Return twice the largest difference of the logits of two models; raises if it is more than rounding."""
+    results: list[tuple[Tensor, Tensor, Tensor]] = []
     with torch.inference_mode(False), torch.enable_grad(), frozen(model), exact(x.device):
-        for one in (model, twin):
+        for one in (model, copied):
             images = x.clone().requires_grad_()
             logits = logits_of(one(images))
-            top = logits.detach().topk(2, 1).indices if not asked else asked[0][1]
+            top = logits.detach().topk(2, 1).indices if not results else results[0][1]
             first, second = logits.gather(1, top).unbind(1)
             (gradient,) = torch.autograd.grad((second - first).sum(), images)
-            asked.append((logits.detach(), top, gradient.flatten(1)))
-    (mine, _, slope), (other, _, other_slope) = asked
-    error = (mine - other).abs().amax(1)
-    cosine = nn.functional.cosine_similarity(slope, other_slope)
-    alike = torch.where((slope == other_slope).all(1), 1.0, cosine).median()
-    if not (bool((error <= LOGIT_TOLERANCE * mine.std(1)).all()) and float(alike) >= MIN_COSINE):
+            results.append((logits.detach(), top, gradient.flatten(1)))
+    (logits, _, gradient), (other_logits, _, other_gradient) = results
+    error = (logits - other_logits).abs().amax(1)
+    cosine = nn.functional.cosine_similarity(gradient, other_gradient)
+    cosine = torch.where((gradient == other_gradient).all(1), 1.0, cosine).median()
+    if not (bool((error <= LOGIT_TOLERANCE * logits.std(1)).all()) and float(cosine) >= MIN_COSINE):
         raise NotEquivalent(
-            f"logits differ by up to {float(error.amax()):.3g}, gradients have a cosine of {float(alike):.3g}"
+            f"logits differ by up to {float(error.amax()):.3g}, gradients have a cosine of {float(cosine):.3g}"
         )
     return 2 * float(error.amax())
 
@@ -191,22 +191,22 @@ _WAYS = ("in few kernels", "folded", "as it is")
 
 
 def _to_bfloat16(body: nn.Module) -> None:
-    """Convolutions and linear layers in bfloat16; only images and logits keep their bits."""
+    """Convert convolutions and linear layers to bfloat16, with float32 input and head."""
     layers = [layer for layer in body.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
     fused = {id(module.conv): module for module in body.modules() if isinstance(module, ConvReLU)}
     for layer in layers[1:-1]:
         layer.to(torch.bfloat16)
     *rest, head = layers
     few = type(head) is nn.Linear and head.out_features <= FEW_OUTPUTS
-    head.forward = _in_float32(_summed(head) if few else head.forward)  # type: ignore[method-assign, assignment, arg-type]
+    head.forward = _in_float32(_as_sum(head) if few else head.forward)  # type: ignore[method-assign, assignment, arg-type]
     if rest and can_split_input(first := rest[0]):
         first.weight = nn.Parameter(split_weight(first.weight.detach()), requires_grad=False)
         first.in_channels = first.weight.shape[1]
         first.to(torch.bfloat16)
         if id(first) in fused:
-            fused[id(first)].enter = split_input
+            fused[id(first)].prepare = split_input
         else:
-            first.forward = _after_halves(first.forward)  # type: ignore[method-assign, assignment]
+            first.forward = _on_split_input(first.forward)  # type: ignore[method-assign, assignment]
     elif rest:
         rest[0].forward = _in_float32(rest[0].forward)  # type: ignore[method-assign, assignment]
 
@@ -214,7 +214,7 @@ def _to_bfloat16(body: nn.Module) -> None:
 Layer = Callable[[Tensor], Tensor]
 
 
-def _summed(layer: nn.Linear) -> Layer:
+def _as_sum(layer: nn.Linear) -> Layer:
     def call(x: Tensor) -> Tensor:
         out = (x.unsqueeze(-2) * layer.weight).sum(-1)
         return out if layer.bias is None else out + layer.bias
@@ -222,7 +222,7 @@ def _summed(layer: nn.Linear) -> Layer:
     return call
 
 
-def _after_halves(forward: Layer) -> Layer:
+def _on_split_input(forward: Layer) -> Layer:
     return lambda x: forward(split_input(x))
 
 

@@ -1,7 +1,7 @@
-"""Images for a convolution in bfloat16 without loss: what bfloat16 holds of every pixel, and what it leaves.
+"""Input images of a bfloat16 convolution as two bfloat16 parts: the rounded pixel and the remainder.
 
-Alone it would round a pixel by up to a sixteenth of the usual radius. Worse, it would round clean images and slightly
-moved ones to the same grid: a search that starts next to the image then sees the grid and not its own start.
+Plain rounding changes a pixel by up to 1/16 of the usual radius and maps natural and slightly perturbed images to the
+same grid, so that a search that starts next to the image would see only the grid.
 """
 
 # B batch, C channels

@@ -1,8 +1,8 @@
-"""How many threads a model is worth on a CPU.
+"""The number of CPU threads for a model.
 
-Threads meet after every layer. Where a layer is microseconds of work, two are hardly faster than one (an epoch of
-digits in 0.36 instead of 0.42 s), and when another program holds the core of one of them, all wait for its turn: on a
-busy machine that epoch took 1 to 44 s by two threads and 1.2 s by one.
+Threads synchronize after every layer. With microseconds of work per layer, two threads are hardly faster than one (an
+epoch of digits takes 0.36 s instead of 0.42 s), and if another program occupies the core of one, all wait: on a busy
+machine that epoch took 1 to 44 s with two threads and 1.2 s with one.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from torch import Tensor, nn
 from classwise.core.model_calls import frozen
 
 SINGLE_THREAD_OPERATIONS = 50_000_000
-"""Operations of a pass over a batch, below which one thread does them."""
+"""With fewer operations per batch, one thread is used."""
 
 
 def choose_threads(model: nn.Module, image: Tensor, batch_size: int) -> int:
-    """One for little work on a CPU, else as many as torch has; what the user set is kept.
+    """Return 1 for small models on a CPU, else torch's number of threads, as also if OMP_NUM_THREADS is set.
 
-    ``image`` is a batch of one. The choice hangs on sizes alone and never on the clock: sums may differ in their last
-    bits by the number of threads.
+    ``image`` is a batch of one. The choice depends on sizes only, not on timing, because the number of threads changes
+    the rounding of sums.
     """
-    little = image.device.type == "cpu" and operations(model, image) * batch_size < SINGLE_THREAD_OPERATIONS
-    return 1 if little and "OMP_NUM_THREADS" not in os.environ else torch.get_num_threads()
+    small = image.device.type == "cpu" and operations(model, image) * batch_size < SINGLE_THREAD_OPERATIONS
+    return 1 if small and "OMP_NUM_THREADS" not in os.environ else torch.get_num_threads()
 
 
 def operations(model: nn.Module, x: Tensor) -> int:
-    """Multiplications and additions of the convolutions and linear layers in a pass over some images."""
+    """Count the multiplications and additions of convolutions and linear layers in a forward pass."""
     total = 0
 
     def count(module: nn.Module, _: object, output: Tensor) -> None:

@@ -44,14 +44,14 @@ class StepModel(nn.Module):
 
     place: Tensor
 
-    def __init__(self, model: nn.Module, twin: OptimizedCopy, precision: Precision, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, optimized: OptimizedCopy, precision: Precision, device: torch.device) -> None:
         super().__init__()
         self.register_buffer("place", torch.zeros((), device=device))
         views = [model.train(), paired_view(model.train())]
         # In a tuple, so that they are not submodules: they stay in training mode and list no parameters.
         self._modules_in_training = tuple(_Pass(bfloat16_view(one) if precision == "bf16" else one) for one in views)
         self._trained, self._paired = (compiled(one.forward) for one in self._modules_in_training)
-        self._searched = compiled(twin.compute)
+        self._searched = compiled(optimized.compute)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
@@ -112,8 +112,8 @@ class CompiledEngine(Engine):
     def searched(self, model: nn.Module) -> nn.Module:
         if self.captured is None:
             return Engine.searched(self, model)
-        self.captured.twin.refresh(model)  # the next step copies the trained model's weights again
-        return self.captured.twin
+        self.captured.optimized.refresh(model)  # the next step copies the trained model's weights again
+        return self.captured.optimized
 
     def _capture(self, x: Tensor, y: Tensor, controls: ClassControls, generator: Randomness) -> None:
         began = time.perf_counter()
@@ -141,11 +141,11 @@ class _Step:
         if engine.average is not None and engine.average.model is not None:
             engine.average.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with kernels_by_trial():
-            twin = make_optimized_copy(self.model, x, lowered=engine.precision == "bf16")
-            if twin is None:
-                raise TypeError("no optimized copy of the model computes the same function")
-            self.twin, self.step_model = twin, StepModel(self.model, twin, engine.precision, x.device)
-            self.refresh = compiled(twin.refresh)
+            optimized = make_optimized_copy(self.model, x, lowered=engine.precision == "bf16")
+            if optimized is None:
+                raise TypeError("the model has no equivalent optimized copy")
+            self.optimized, self.step_model = optimized, StepModel(self.model, optimized, engine.precision, x.device)
+            self.refresh = compiled(optimized.refresh)
             self.graph = torch.cuda.CUDAGraph()
             with _undone(self.model, generator), fusing():
                 self._capture(generator)

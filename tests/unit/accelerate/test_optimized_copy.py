@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from classwise.accelerate import OptimizedCopy, make_optimized_copy, search_model
 from classwise.accelerate.folding import ConvReLU, conv_relu, fold_batch_norms, fuse_relus, overwrite_in_place
-from classwise.accelerate.optimized_copy import NotEquivalent, _summed, discrepancy
+from classwise.accelerate.optimized_copy import NotEquivalent, _as_sum, discrepancy
 from classwise.models import digits_cnn, preact_resnet18, resnet18, small_cnn
 
 CPU = torch.device("cpu")
@@ -285,7 +285,7 @@ def test_few_logits_are_sums_of_products() -> None:
     for bias in (True, False):
         layer = nn.Linear(6, 4, bias=bias)
         x = torch.rand(5, 6)
-        assert torch.allclose(_summed(layer)(x), layer(x), atol=1e-6)
+        assert torch.allclose(_as_sum(layer)(x), layer(x), atol=1e-6)
 
 
 def test_models_are_left_without_a_warning() -> None:
