@@ -1,4 +1,4 @@
-"""Numbers from counts: accuracies, spread between classes, intervals, paired comparisons. No torch."""
+"""Statistics from counts: accuracies, spread between classes, intervals, paired tests. May import core; no torch."""
 
 from classwise.metrics.comparison import mcnemar, paired_changes
 from classwise.metrics.counts import confusion_matrix, correct_by_class

@@ -1,4 +1,4 @@
-"""Calibration: how well the confidence of a model predicts its accuracy."""
+"""Calibration: the agreement of a model's confidence with its accuracy."""
 
 # N examples
 
@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 BINS = 15
-"""Bins of equal width that confidences are put into."""
+"""Number of confidence bins of equal width."""
 
 
 def bin_of(confidence: NDArray[np.floating]) -> NDArray[np.int64]:
-    """(N,) the bin of each confidence; one that lies on an edge belongs to the lower bin."""
+    """Return the bin (N,) of each confidence; a value on an edge belongs to the lower bin."""
     return np.asarray(np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1))
 
 
 def expected_calibration_error(confidence: NDArray[np.floating], right: NDArray[np.bool_]) -> float:
-    """The distance between confidence and accuracy of each bin, weighted by its share of the examples."""
-    apart = np.bincount(bin_of(confidence), weights=confidence - right, minlength=BINS)
-    return float(np.abs(apart).sum() / len(confidence))
+    """Return the mean distance between confidence and accuracy of the bins, weighted by their number of examples."""
+    difference = np.bincount(bin_of(confidence), weights=confidence - right, minlength=BINS)
+    return float(np.abs(difference).sum() / len(confidence))

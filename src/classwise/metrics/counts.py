@@ -1,4 +1,4 @@
-"""From labels and predictions to counts per class."""
+"""Counts per class from labels and predictions."""
 
 # N examples, K classes
 
@@ -11,7 +11,7 @@ Ints = NDArray[np.int64]
 
 
 def confusion_matrix(labels: Ints, predictions: Ints, num_classes: int) -> Ints:
-    """(K, K) counts: row is the true class, column the predicted one.
+    """Return the confusion matrix (K, K) of counts: rows are true classes, columns predicted ones.
 
     >>> confusion_matrix(np.array([0, 0, 1]), np.array([0, 1, 1]), 2).tolist()
     [[1, 1], [0, 1]]
@@ -21,6 +21,6 @@ def confusion_matrix(labels: Ints, predictions: Ints, num_classes: int) -> Ints:
 
 
 def correct_by_class(labels: Ints, predictions: Ints, num_classes: int) -> tuple[Ints, Ints]:
-    """(K,) correct predictions and (K,) examples of each class."""
+    """Return the numbers of correct predictions (K,) and of examples (K,) of each class."""
     correct = np.bincount(labels[labels == predictions], minlength=num_classes)
     return correct.astype(np.int64), np.bincount(labels, minlength=num_classes).astype(np.int64)

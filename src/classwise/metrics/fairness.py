@@ -1,4 +1,4 @@
-"""How unevenly a model treats its classes. Accuracies in percent; classes without examples (NaN) are left out."""
+"""Differences between class accuracies, in percent. Classes without examples (NaN) are omitted."""
 
 # K classes
 
@@ -11,7 +11,7 @@ from classwise.core.errors import InputError
 
 
 def class_variance(accuracies: ArrayLike) -> float | None:
-    """CV: the mean squared distance of the class accuracies from their mean, in percent² (Tian et al. 2021, Def. 4.1).
+    """Return the variance of the class accuracies in percent², CV in the papers (Tian et al. 2021, Def. 4.1).
 
     >>> class_variance([40.0, 60.0])
     100.0
@@ -21,7 +21,7 @@ def class_variance(accuracies: ArrayLike) -> float | None:
 
 
 def max_class_difference(accuracies: ArrayLike) -> float | None:
-    """MCD: the best class minus the worst (Tian et al. 2021, Def. 4.2).
+    """Return the best minus the worst class accuracy, MCD in the papers (Tian et al. 2021, Def. 4.2).
 
     >>> max_class_difference([40.0, float("nan"), 60.0])
     20.0
@@ -31,9 +31,9 @@ def max_class_difference(accuracies: ArrayLike) -> float | None:
 
 
 def rho(*, average: float, worst: float, baseline_average: float, baseline_worst: float) -> float | None:
-    """What a method gains in its worst class less what it loses on average, both relative (Li & Liu 2023, Eq. 7).
+    """Return the relative gain of the worst class minus the relative loss of the average (Li & Liu 2023, Eq. 7).
 
-    None where the baseline's worst class or average is zero, because the relative gain is then undefined.
+    None if the baseline's worst class or average is zero, because the relative gain is then undefined.
 
     >>> round(rho(average=49.13, worst=36.6, baseline_average=51.69, baseline_worst=25.2), 3)
     0.403

@@ -1,4 +1,4 @@
-"""How far a measured accuracy may lie from the true one. Shares are fractions here, not percent."""
+"""Confidence intervals of class accuracies. Accuracies are fractions here, called shares, not percent."""
 
 # K classes
 
@@ -13,13 +13,15 @@ from scipy.special import bdtrc, chndtr, ndtri
 
 Floats = NDArray[np.float64]
 _HALVINGS, _DECIMALS = 32, 8
-"""Bounds are found to eight decimals, so that 0 and 1 come out as such."""
+"""Bounds are computed to eight decimals, so that 0 and 1 are exact."""
 _CELLS, _REACH = 256, 4.0
-"""Of an integral over shares: in so many cells, as far as eight standard deviations of the smallest class."""
+"""Cells and half width of an integral over shares; the half width is 8 standard deviations of the smallest class."""
 
 
 def wilson(correct: ArrayLike, n: ArrayLike, level: float = 0.95) -> tuple[Floats, Floats]:
-    """Wilson's score interval of a share, elementwise; NaN where n is 0.
+    """Return Wilson's score interval of shares, elementwise; NaN where n is 0.
+
+    By hand: scipy.stats has it for a single share and takes seconds to import.
 
     >>> low, high = wilson(645, 1000)
     >>> round(float(low), 3), round(float(high), 3)
@@ -29,48 +31,47 @@ def wilson(correct: ArrayLike, n: ArrayLike, level: float = 0.95) -> tuple[Float
     z = ndtri(0.5 + level / 2)
     with np.errstate(invalid="ignore", divide="ignore"):
         share = count / total
-        centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+        center = (share + z**2 / (2 * total)) / (1 + z**2 / total)
         half = z / (1 + z**2 / total) * np.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
-    # At the ends the two terms cancel only up to rounding; the bound there is exact.
-    return np.where(count == 0, centre - centre, centre - half), np.where(
-        count == total, centre / centre, centre + half
+    # At 0 and 1 the two terms cancel only up to rounding, but the bound is exact.
+    return np.where(count == 0, center - center, center - half), np.where(
+        count == total, center / center, center + half
     )
 
 
 @dataclass(frozen=True, slots=True)
 class WorstClass:
-    """The weakest class, as measured and corrected for having been picked as the weakest."""
+    """The worst class as measured, and the selection-corrected lowest class accuracy."""
 
     label: int
     value: float
     low: float
     high: float
-    """Wilson's interval of that class, as if it had been named beforehand."""
+    """Wilson's interval of that class, valid if the class had been chosen in advance."""
     corrected: float
     corrected_low: float
     corrected_high: float
-    """The lowest true class accuracy, with the selection bias removed."""
+    """Estimate and interval of the lowest true class accuracy, corrected for selection."""
 
 
 def worst_class(correct: ArrayLike, n: ArrayLike, *, level: float = 0.95) -> WorstClass | None:
-    """The class with the lowest share, and the lowest true share of any class. None where no class has examples.
+    """Return the class with the lowest share and the lowest true share. None if no class has examples.
 
     The smallest m of K noisy shares lies below the smallest true share θ on average. The corrected interval inverts
-    a test on m that knows of the selection: it holds every θ at which a minimum as low as m, and one as high, each has
-    at least the probability (1 - level) / 2. The minimum of independent binomial shares has a closed distribution,
+    a test on m that accounts for the selection: it contains every θ for which P(min ≤ m) and P(min ≥ m) are both at
+    least (1 - level) / 2. The minimum of independent binomial shares has a closed distribution,
 
         P(min ≥ m) = Π_k P(X_k / n_k ≥ m),
 
-    and ties count half (mid-p). One class is put at θ, that with the lowest bound of its own; the others at their
-    measured shares, but none below θ, and drawn together first: measured shares are more spread out than true ones,
-    because they carry noise, and would promise too little competition for the lowest place.
+    with ties counted half (mid-p). The class with the lowest Wilson bound has the share θ. The others have their
+    measured shares after shrinkage, but at least θ: measured shares spread more than true ones because of noise, and
+    without shrinkage too few classes would compete for the minimum.
 
-    A test with such estimates put in keeps its level approximately: ``benchmarks/coverage.py`` measures 94 to 98 % at a
-    nominal 95 %. It is widest of the mark, and then too wide, where several classes close to one another compete for
-    the lowest place, because the same classes decide m and what is assumed of them.
+    With these plug-in estimates the level is approximate: ``benchmarks/coverage.py`` measures a coverage of 94 to 98 %
+    at a nominal 95 %. The interval is most conservative if several close classes compete for the minimum, because the
+    same data determine m and the estimates.
 
-    The corrected value is m less its bias where the true shares are those drawn together: by how much the expected
-    minimum lies below the lowest of them. It is not let above the mean of the classes.
+    The corrected value is m minus the bias of the minimum under the shrunken shares, at most the mean of the classes.
     """
     count, total = np.asarray(correct, dtype=np.int64), np.asarray(n, dtype=np.int64)
     present = np.flatnonzero(total)
@@ -81,14 +82,14 @@ def worst_class(correct: ArrayLike, n: ArrayLike, *, level: float = 0.95) -> Wor
     worst = int(share.argmin())
     lows, highs = wilson(count, total, level)
     lowest = int(lows.argmin())
-    rates = _drawn_together(share, total)
+    rates = _shrunken(share, total)
 
-    # m as a number of examples of each class, in integers: the fewest that reach it, the most that do not exceed it.
+    # m as a count of each class, in integers: the smallest count that reaches m, the largest that does not exceed it.
     reaching = -(-count[worst] * total // total[worst])
     not_above = count[worst] * total // total[worst]
 
     def exceeded(theta: float) -> float:
-        """P(min < m) + P(min = m) / 2 where the lowest true share is theta. Falls as theta rises."""
+        """Return P(min < m) + P(min = m) / 2 if the lowest true share is theta; decreasing in theta."""
         p = np.maximum(rates, theta)
         p[lowest] = theta
         at_least, above = bdtrc(reaching - 1.0, total, p), bdtrc(not_above + 0.0, total, p)
@@ -107,12 +108,12 @@ def worst_class(correct: ArrayLike, n: ArrayLike, *, level: float = 0.95) -> Wor
 
 
 def gap_interval(correct: ArrayLike, n: ArrayLike, *, level: float = 0.95) -> tuple[float, float] | None:
-    """The interval of the true distance between the best and the weakest class. None with fewer than two classes.
+    """Return the interval of the true difference between best and worst class. None with fewer than two classes.
 
-    Both ends are picked for being extreme, so the measured distance is too large on average. The interval joins those
-    of the lowest and of the highest true share, each corrected for having been picked (``worst_class``, for the
-    highest of the errors), by the square-and-add rule for a difference of two independent estimates (Zou & Donner
-    2008; with Wilson's intervals it is Newcombe's method 10).
+    Both classes are selected for being extreme, so the measured difference is too large on average. The interval
+    combines the selection-corrected intervals of the lowest and the highest share (``worst_class``, for the highest of
+    the errors) by the square-and-add rule for a difference of two independent estimates (Zou & Donner 2008; with
+    Wilson's intervals it is Newcombe's method 10).
     """
     count, total = np.asarray(correct, dtype=np.int64), np.asarray(n, dtype=np.int64)
     lowest, errors = worst_class(count, total, level=level), worst_class(total - count, total, level=level)
@@ -125,16 +126,17 @@ def gap_interval(correct: ArrayLike, n: ArrayLike, *, level: float = 0.95) -> tu
 
 
 def variance_interval(correct: ArrayLike, n: ArrayLike, *, level: float = 0.95) -> tuple[float, float] | None:
-    """The interval of the variance of the true class shares. None with fewer than two classes.
+    """Return the interval of the variance of the true class shares. None with fewer than two classes.
 
     Measured shares vary more than true ones. With equal noise v in every class, the sum of their squared distances
-    from the mean, over v, has the noncentral chi-squared distribution with K - 1 degrees of freedom and noncentrality
-    K variance / v. The interval inverts it; v is the mean over the classes, from shares by Laplace's rule, which is
-    positive where all examples of a class are right. For the upper end the sum is taken as no smaller than noise alone
-    makes it on average: shares that agree by chance do not show that true ones do.
+    from the mean, divided by v, has the noncentral chi-squared distribution with K - 1 degrees of freedom and
+    noncentrality K variance / v, which the interval inverts (scipy's ``chndtrinc`` is accurate to six digits only). v
+    is the mean over the classes, from shares by Laplace's rule, which is positive if all examples of a class are right.
+    For the upper end the sum is at least its expectation under noise alone: shares that agree by chance do not show
+    that the true ones agree.
 
-    A bootstrap from the measured shares would not do: where the variance is small, the error of the measured variance
-    is not that of the redrawn one, and the upper end comes out too low in up to 30 % of data sets.
+    A bootstrap of the measured shares fails: for small variances its error has another distribution, and the upper end
+    is too low in up to 30 % of data sets.
     """
     count, total = np.asarray(correct, dtype=np.float64), np.asarray(n, dtype=np.float64)
     count, total = count[total > 0], total[total > 0]
@@ -146,15 +148,15 @@ def variance_interval(correct: ArrayLike, n: ArrayLike, *, level: float = 0.95) 
     seen = float(np.var(count / total)) * count.size / noise
 
     def bound(total_squares: float, target: float) -> float:
-        most = 4 * total_squares + 200  # beyond the bound at any level up to 99.9999 %
+        most = 4 * total_squares + 200  # above the bound at any level up to 99.9999 %
         found = _crossing(lambda noncentrality: float(chndtr(total_squares, freedom, noncentrality)), target, most)
         return found * noise / count.size
 
     return bound(seen, 0.5 + level / 2), bound(max(seen, freedom), 0.5 - level / 2)
 
 
-def _drawn_together(share: Floats, total: NDArray[np.int64]) -> Floats:
-    """Shares with the spread that true ones have, by moments: what noise explains of the variance is taken away."""
+def _shrunken(share: Floats, total: NDArray[np.int64]) -> Floats:
+    """Shrink shares to the estimated spread of the true ones: measured variance minus noise variance."""
     noise = np.mean(share * (1 - share)) / total
     spread = max(0.0, float(np.var(share, ddof=1) - noise.mean())) if share.size > 1 else 0.0
     kept = np.sqrt(spread / (spread + noise)) if spread > 0 else np.zeros_like(share)
@@ -162,7 +164,7 @@ def _drawn_together(share: Floats, total: NDArray[np.int64]) -> Floats:
 
 
 def _bias_of_minimum(rates: Floats, total: NDArray[np.int64]) -> float:
-    """E min_k X_k / n_k - min_k p_k, as the integral over t of P(min > t) - P(X_w / n_w > t), w the weakest class."""
+    """Return E min_k X_k / n_k - min_k p_k, the integral over t of P(min > t) - P(X_w / n_w > t), w the worst class."""
     weakest = int(rates.argmin())
     reach = _REACH / np.sqrt(total.min())
     first, last = max(0.0, rates[weakest] - reach), min(1.0, rates[weakest] + reach)
@@ -172,7 +174,7 @@ def _bias_of_minimum(rates: Floats, total: NDArray[np.int64]) -> float:
 
 
 def _crossing(falling: Callable[[float], float], target: float, most: float = 1.0) -> float:
-    """Where between 0 and the most a falling function passes the target; one of these two where it does not."""
+    """Return where a decreasing function on [0, most] crosses the target, by bisection; 0 or most if it does not."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
