@@ -3,7 +3,7 @@
 from classwise.data.arrays import ImageSet
 from classwise.data.batches import Batch, Batches, MixedBatches, augment, ordered, share_of, to_float
 from classwise.data.cache import materialise
-from classwise.data.cards import DATASETS, DatasetCard
+from classwise.data.datasets import DATASETS, DatasetCard
 from classwise.data.folders import Folder
 from classwise.data.load import load_data, source_of
 from classwise.data.parquet import HubParquet

@@ -21,7 +21,7 @@ import numpy as np
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
 from classwise.data.arrays import ImageSet
-from classwise.data.places import cache_directory
+from classwise.data.directories import cache_directory
 from classwise.data.sources import Source, collect, walk
 from classwise.storage.files import digest_json
 

@@ -18,7 +18,7 @@ from classwise.corruptions import Corruption
 from classwise.data.arrays import ImageSet, release
 from classwise.data.batches import to_float
 from classwise.data.cache import materialise
-from classwise.data.cards import Choice, DatasetCard
+from classwise.data.datasets import Choice, DatasetCard
 from classwise.data.decode import rows_at_a_time
 from classwise.data.sources import FORMAT, Reading, Source
 from classwise.data.splits import draw

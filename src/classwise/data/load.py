@@ -13,13 +13,13 @@ from classwise.core.errors import InputError, unknown
 from classwise.core.progress import SILENT, Progress
 from classwise.data.arrays import ImageSet
 from classwise.data.cache import materialise
-from classwise.data.cards import DATASETS, Choice
-from classwise.data.convert import as_image_set
+from classwise.data.datasets import DATASETS, Choice
 from classwise.data.derived import Derived
+from classwise.data.directories import data_directory, remember, remembered
 from classwise.data.folders import Folder
 from classwise.data.layouts import find, recognise
+from classwise.data.objects import as_image_set
 from classwise.data.parquet import HubParquet
-from classwise.data.places import data_directory, remember, remembered
 from classwise.data.sources import Digits, Factory, Source
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classwise.core.errors import InputError, one_line, unknown
-from classwise.data.cards import DatasetCard
+from classwise.data.datasets import DatasetCard
 from classwise.data.decode import decode_together, decoders, rows_at_a_time
-from classwise.data.places import data_directory
+from classwise.data.directories import data_directory
 from classwise.data.sources import FORMAT, Part, Reading
 from classwise.data.wordnet import IMAGENET
 from classwise.storage.files import digest, digest_json

@@ -16,8 +16,8 @@ from classwise.config.plugins import load_attribute
 from classwise.core.errors import InputError, one_line, unknown
 from classwise.core.progress import SILENT, Progress
 from classwise.data.arrays import ImageSet
-from classwise.data.cards import DATASETS
-from classwise.data.convert import as_image_set
+from classwise.data.datasets import DATASETS
+from classwise.data.objects import as_image_set
 from classwise.storage.files import digest_json
 
 FORMAT = 1

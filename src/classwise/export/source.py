@@ -9,7 +9,7 @@ import inspect
 import classwise
 from classwise.config.spec import Spec, convert
 from classwise.models import MODELS, hypersphere, normalize
-from classwise.models.exported import ModelConfig
+from classwise.models.model_config import ModelConfig
 from classwise.models.settings import __name__ as settings_name
 
 HEADER = '''\

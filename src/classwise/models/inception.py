@@ -24,7 +24,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from classwise.models.initial import he_normal
+from classwise.models.initialization import he_normal
 from classwise.models.normalize import with_normalization
 from classwise.models.settings import Count, Normalization
 

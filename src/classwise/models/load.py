@@ -13,15 +13,15 @@ from classwise.config.plugins import call_attribute, is_attribute_spec
 from classwise.config.spec import Spec, convert
 from classwise.core.errors import InputError, one_line, unknown
 from classwise.models import MODELS
-from classwise.models.bounds import no_larger_than_its_weights
-from classwise.models.exported import WEIGHTS, exported, read_config
 from classwise.models.heads import Biased
 from classwise.models.hub import folder_of, transformers_model
+from classwise.models.model_config import WEIGHTS, exported, read_config
 from classwise.models.normalize import normalized
 from classwise.models.onnx import OnnxModel
-from classwise.models.scripted import load_script
+from classwise.models.size_limits import no_larger_than_its_weights
+from classwise.models.timm_torchvision import build_zoo, is_zoo, published_weights
+from classwise.models.torchscript import load_script
 from classwise.models.weights import SUFFIXES, load_weights, with_weights
-from classwise.models.zoos import build_zoo, is_zoo, published_weights
 from classwise.storage.files import read_json
 
 WHOLE = ("hf", "onnx", "torchscript")

@@ -21,7 +21,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.models.initial import he_normal
+from classwise.models.initialization import he_normal
 from classwise.models.normalize import with_normalization
 from classwise.models.settings import Count, Normalization
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from classwise.core.errors import InputError, one_line
-from classwise.models.extras import optional
+from classwise.models.optional_packages import optional
 from classwise.storage.files import digest
 
 LARGEST = 2**31

@@ -12,7 +12,7 @@ from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.corruptions import Corruption
 from classwise.data import DATASETS, load_data, to_float
-from classwise.data.cards import known_superclasses
+from classwise.data.datasets import known_superclasses
 from classwise.data.derived import long_tail
 
 

@@ -24,8 +24,8 @@ from classwise.core.errors import InputError
 from classwise.export import export
 from classwise.export.source import architecture_source
 from classwise.models import MODELS
-from classwise.models.exported import ModelConfig, Normalization
 from classwise.models.load import build_model, load_model
+from classwise.models.model_config import ModelConfig, Normalization
 from classwise.reporting import load_report
 from classwise.reporting.card import SNIPPET
 from classwise.reporting.text import plain

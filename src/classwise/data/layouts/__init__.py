@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from classwise.data.cards import DATASETS, DatasetCard
+from classwise.data.datasets import DATASETS, DatasetCard
 from classwise.data.folders import states
 from classwise.data.layouts.base import Layout
 from classwise.data.layouts.cifar import CifarBinary, CifarPython
 from classwise.data.layouts.idx import Idx
+from classwise.data.layouts.imagenet import ImageNetTree, TinyImageNetTree
 from classwise.data.layouts.stl10 import Stl10Binary
 from classwise.data.layouts.svhn import SvhnMat
-from classwise.data.layouts.trees import ImageNetTree, TinyImageNetTree
 from classwise.data.parquet import HubParquet, find_shards
 from classwise.data.sources import FORMAT, Reading, Source
 from classwise.storage.files import digest_json

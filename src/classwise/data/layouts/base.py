@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from classwise.core.errors import InputError
-from classwise.data.cards import DatasetCard
+from classwise.data.datasets import DatasetCard
 from classwise.data.sources import Reading
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from classwise.core.errors import InputError
-from classwise.data.cards import DatasetCard
+from classwise.data.datasets import DatasetCard
 from classwise.data.decode import rows_at_a_time
 from classwise.data.layouts.base import whole
-from classwise.data.layouts.pickles import read_pickle
 from classwise.data.layouts.records import count_records, read_records
+from classwise.data.layouts.safe_pickle import read_pickle
 from classwise.data.sources import Part, Reading
 
 PIXELS = (3, 32, 32)

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 
 from classwise.core.errors import InputError, one_line
-from classwise.data.cards import DatasetCard
+from classwise.data.datasets import DatasetCard
 from classwise.data.decode import rows_at_a_time
 from classwise.data.folders import entries
 from classwise.data.sources import Part, Reading

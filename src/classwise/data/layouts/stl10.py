@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from classwise.core.errors import InputError
-from classwise.data.cards import DatasetCard
+from classwise.data.datasets import DatasetCard
 from classwise.data.decode import rows_at_a_time
 from classwise.data.layouts.base import whole
 from classwise.data.layouts.records import count_records, read_records

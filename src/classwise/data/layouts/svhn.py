@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from classwise.core.errors import InputError, one_line
-from classwise.data.cards import DatasetCard
+from classwise.data.datasets import DatasetCard
 from classwise.data.layouts.base import whole
 from classwise.data.sources import Reading
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from classwise.core.errors import InputError, one_line
-from classwise.data.cards import DatasetCard
+from classwise.data.datasets import DatasetCard
 from classwise.data.folders import image_files, images_below, size_of, subfolders
 from classwise.data.sources import Reading
 from classwise.data.wordnet import IMAGENET

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from classwise.core.errors import InputError
 from classwise.models.load import build_model, load_model
 from classwise.models.normalize import NORMALIZATIONS
-from classwise.models.zoos import published_weights
+from classwise.models.timm_torchvision import published_weights
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -17,10 +17,10 @@ from torch import nn
 
 from classwise.config.spec import Spec, convert
 from classwise.core.errors import InputError, one_line, unknown
-from classwise.models.exported import WEIGHTS
-from classwise.models.extras import optional
 from classwise.models.hub import fetch
+from classwise.models.model_config import WEIGHTS
 from classwise.models.normalize import NORMALIZATIONS
+from classwise.models.optional_packages import optional
 from classwise.models.preprocess import Prepared, Resize
 from classwise.models.settings import Count, Normalization
 
