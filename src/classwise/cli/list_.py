@@ -96,7 +96,8 @@ def _models() -> list[Listing]:
 
 def _datasets() -> list[Listing]:
     from classwise.data import DATASETS
-    from classwise.data.datasets import Choice, DatasetCard
+    from classwise.data.datasets import DatasetCard
+    from classwise.data.derived import Choice
 
     def about(card: DatasetCard) -> str:
         groups = f" in {len(card.superclasses)} superclasses" if card.superclasses else ""

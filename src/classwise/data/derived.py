@@ -4,25 +4,116 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import ImageColor
 from torch import Tensor
 
+from classwise.config.spec import Names, Number, Spec, convert
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.corruptions import Corruption
 from classwise.data.arrays import ImageSet, release
 from classwise.data.batches import to_float
 from classwise.data.cache import materialise
-from classwise.data.datasets import Choice, DatasetCard
+from classwise.data.datasets import DATASETS, DatasetCard
 from classwise.data.decode import rows_at_a_time
 from classwise.data.sources import FORMAT, Reading, Source
 from classwise.data.splits import draw
 from classwise.storage.files import digest_json
+
+MAX_SIDE = 4096
+"""The largest ``resize`` that is accepted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What of a data set is used, and at which size: the settings a name takes, as in ``cifar10:without=cat``."""
+
+    only: Names = ()
+    """The classes to keep, by name or number; the rest is left out and labels are numbered anew. [default: all]"""
+    without: Names = ()
+    """Classes to leave out."""
+    imbalance: Number = 1.0
+    """Of the training images, so many times fewer of the last class than of the first, falling exponentially."""
+    seed: int = 0
+    """Which examples an imbalance keeps, and of the noise of a corruption."""
+    background: Names = ()
+    """Colours put behind grey images, for the classes in turn, as ``blue+yellow`` or ``#0033b3``. [default: none]"""
+    corruption: str | None = None
+    """A corruption of all images, as ``fog``."""
+    severity: int = 3
+    """Of the corruption, from 1 to 5."""
+    resize: int | None = None
+    """The shorter side before the centre is cut out, for images of many sizes."""
+    crop: int | None = None
+    """Height and width of what is cut out."""
+
+    def __post_init__(self) -> None:
+        if self.imbalance < 1:
+            raise InputError(f"imbalance = {self.imbalance:g}; expected 1 or more")
+        if self.seed < 0:
+            raise InputError(f"seed = {self.seed}; expected 0 or more")
+        if self.corruption is not None:
+            Corruption(kind=self.corruption, severity=self.severity)  # one that does not exist is said now
+        _ = self.colours
+
+    @classmethod
+    def parse(cls, spec: str) -> tuple[Spec, Choice]:
+        """A name and its settings."""
+        read = Spec.parse(spec)
+        return read, cls(**convert(f"data {read.name!r}", cls, read.options))
+
+    @property
+    def derives(self) -> bool:
+        """Whether it leaves something else than the whole data set."""
+        return bool(self.only or self.without or self.imbalance > 1 or self.background or self.corruption)
+
+    @property
+    def colours(self) -> list[tuple[int, ...]]:
+        """The background's, each of three numbers up to 255."""
+        try:
+            return [ImageColor.getrgb(colour)[:3] for colour in self.background]
+        except ValueError as error:
+            raise InputError(f"background: {error}; expected a colour like red or #ff0000") from None
+
+    def sized(self, card: DatasetCard) -> DatasetCard:
+        """The card with images of the chosen size, and a name that says so."""
+        if self.background and card.mode != "L":
+            raise InputError(f"{card.name} has colour images: a background is put behind grey ones")
+        if self.resize is None and self.crop is None:
+            return card
+        if card.resize is None:
+            raise InputError(f"{card.name} has images of one size: it takes neither resize nor crop")
+        resize = card.resize if self.resize is None else self.resize
+        crop = card.size[0] if self.crop is None else self.crop
+        if not 1 <= crop <= resize <= MAX_SIDE:
+            raise InputError(f"resize = {resize}, crop = {crop}; expected 1 <= crop <= resize <= {MAX_SIDE}")
+        return replace(card, name=f"{card.name}:resize={resize},crop={crop}", size=(crop, crop), resize=resize)
+
+    def labels(self, card: DatasetCard) -> list[int]:
+        """The labels of the classes that are kept, in order."""
+        left_out = {_label(card, name) for name in self.without}
+        only = {_label(card, name) for name in self.only} or set(range(len(card.classes)))
+        if not (kept := sorted(only - left_out)):
+            raise InputError(f"{card.name}: no class is left")
+        return kept
+
+
+def _label(card: DatasetCard, name: str) -> int:
+    """The label of a class, given by its name or else by its number."""
+    if name in card.classes:
+        return card.classes.index(name)
+    if name.isdecimal() and name.isascii() and int(name) < len(card.classes):
+        return int(name)
+    near = difflib.get_close_matches(name, card.classes, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    raise InputError(f"{card.name} has no class {name!r}: {hint}(a name, or a number up to {len(card.classes) - 1})")
 
 
 @dataclass(frozen=True)
@@ -100,6 +191,24 @@ def long_tail(labels: NDArray[np.int64], num_classes: int, imbalance: float, see
         wanted = int(round(largest * imbalance ** (-label / max(1, num_classes - 1)), 6))
         chosen.append(draw(np.flatnonzero(labels == label), max(1, wanted), seed, label))
     return np.sort(np.concatenate(chosen))
+
+
+def known_superclasses(dataset: str, num_classes: int) -> dict[str, list[int]]:
+    """The superclasses of a data set by its name or spec; none where nobody has named any, or for other classes."""
+    name, _, rest = dataset.partition(":")
+    card = DATASETS.get(name)
+    if card is None or (rest and "=" not in rest):
+        return {}
+    try:
+        kept = Choice.parse(dataset)[1].labels(card)
+    except InputError:  # a name of somebody else's
+        return {}
+    if len(kept) != num_classes:
+        return {}
+    groups = {
+        group: [kept.index(label) for label in labels if label in kept] for group, labels in card.superclasses.items()
+    }
+    return {group: labels for group, labels in groups.items() if labels}
 
 
 def _parts(

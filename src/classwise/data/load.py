@@ -13,8 +13,8 @@ from classwise.core.errors import InputError, unknown
 from classwise.core.progress import SILENT, Progress
 from classwise.data.arrays import ImageSet
 from classwise.data.cache import materialise
-from classwise.data.datasets import DATASETS, Choice
-from classwise.data.derived import Derived
+from classwise.data.datasets import DATASETS
+from classwise.data.derived import Choice, Derived
 from classwise.data.directories import data_directory, remember, remembered
 from classwise.data.folders import Folder
 from classwise.data.layouts import find, recognise

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classwise.core.errors import InputError, one_line, unknown
-from classwise.data.datasets import DatasetCard
+from classwise.data.datasets import DatasetCard, imagenet_classes
 from classwise.data.decode import decode_together, decoders, rows_at_a_time
 from classwise.data.directories import data_directory
 from classwise.data.sources import FORMAT, Part, Reading
-from classwise.data.wordnet import IMAGENET
 from classwise.storage.files import digest, digest_json
 
 
@@ -92,7 +91,7 @@ class HubParquet:
             ids = len(names) == len(self.card.wnids) and all(re.fullmatch(r"n\d{8}", name) for name in names)
         except (ValueError, KeyError, TypeError, RecursionError):
             return self.card.classes
-        return tuple(IMAGENET.get(name, name) for name in names) if ids else self.card.classes
+        return tuple(imagenet_classes().get(name, name) for name in names) if ids else self.card.classes
 
     def _batches(self, shard: Path) -> Iterator[tuple[list[bytes], NDArray[np.int64]]]:
         """The encoded images and the labels of a shard, some rows at a time."""

@@ -12,8 +12,7 @@ from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.corruptions import Corruption
 from classwise.data import DATASETS, load_data, to_float
-from classwise.data.datasets import known_superclasses
-from classwise.data.derived import long_tail
+from classwise.data.derived import known_superclasses, long_tail
 
 
 def complaint(spec: str, split: str = "test") -> str:

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from classwise.core.errors import InputError, one_line
-from classwise.data.datasets import DatasetCard
+from classwise.data.datasets import DatasetCard, imagenet_classes
 from classwise.data.folders import image_files, images_below, size_of, subfolders
 from classwise.data.sources import Reading
-from classwise.data.wordnet import IMAGENET
 
 WNID = re.compile(r"n\d{8}")
 LOOKED_AT = 8
@@ -100,7 +99,7 @@ def _annotated(place: Path, notes: Path) -> list[tuple[Path, str]]:
 
 def _of_classes(card: DatasetCard, wnids: set[str]) -> DatasetCard:
     there = tuple(sorted(wnids))
-    return replace(card, classes=tuple(IMAGENET.get(wnid, wnid) for wnid in there), wnids=there)
+    return replace(card, classes=tuple(imagenet_classes().get(wnid, wnid) for wnid in there), wnids=there)
 
 
 def _reading(files: list[Path], wnids: list[str], card: DatasetCard, folder: Path) -> Reading:
