@@ -1,13 +1,15 @@
 """Images and labels: sources (where they come from), arrays (as kept), batches (as used)."""
 
 from classwise.data.arrays import ImageSet
-from classwise.data.batches import Batch, Batches, MixedBatches, augment, ordered, share_of, to_float
+from classwise.data.augment import augment
+from classwise.data.batches import Batch, Batches, MixedBatches, ordered, share_of, to_float
 from classwise.data.cache import materialise
 from classwise.data.datasets import DATASETS, DatasetCard
 from classwise.data.folders import Folder
 from classwise.data.load import load_data, source_of
+from classwise.data.objects import Factory
 from classwise.data.parquet import HubParquet
-from classwise.data.sources import Digits, Factory, Source
+from classwise.data.sources import Digits, Source
 from classwise.data.splits import balanced_split, balanced_subset
 
 __all__ = [

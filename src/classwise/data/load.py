@@ -18,9 +18,11 @@ from classwise.data.derived import Choice, Derived
 from classwise.data.directories import data_directory, remember, remembered
 from classwise.data.folders import Folder
 from classwise.data.layouts import find, recognise
-from classwise.data.objects import as_image_set
+from classwise.data.objects import Factory, as_image_set
 from classwise.data.parquet import HubParquet
-from classwise.data.sources import Digits, Factory, Source
+from classwise.data.sources import Digits, Source
+from classwise.metrics.counts import Ints
+from classwise.storage.run_directory import RunDirectory
 
 
 def load_data(
@@ -83,6 +85,21 @@ def prepare(
     if folder is not None:
         remember(name, folder)
     return found, missing
+
+
+def validation_images(run: Path, progress: Progress = SILENT) -> tuple[ImageSet, Ints] | None:
+    """The validation images of a run's training, or None if it had none or the data set has changed."""
+    directory = RunDirectory(run)
+    made = directory.made()
+    data = made.get("asked", {}).get("data")
+    name = data.get("name") if isinstance(data, dict) else None
+    if not isinstance(name, str) or not directory.validation.is_file():
+        return None
+    images = load_data(name, split="train", progress=progress)
+    if images.digest() != made.get("data_digest"):
+        return None
+    index = directory.held_out(len(images))
+    return (images, index) if len(index) else None
 
 
 def _materialised(source: Source, progress: Progress) -> ImageSet:

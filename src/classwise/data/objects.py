@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from PIL import Image
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset, TensorDataset
 
-from classwise.core.errors import InputError
+from classwise.config.plugins import load_attribute
+from classwise.core.errors import InputError, one_line
 from classwise.data.arrays import ImageSet
 from classwise.data.decode import mode_of, pixels, undecodable
 
@@ -45,6 +47,39 @@ def as_image_set(data: Any, *, name: str, split: str, classes: Sequence[str] | N
         expected = "(images, labels), a Dataset, a DataLoader or a spec"
         raise InputError(f"data is {type(data).__name__}; expected {expected}")
     return ImageSet(name=name, split=split, images=_nchw(images, labels.size), labels=labels, classes=names)
+
+
+@dataclass(frozen=True)
+class Factory:
+    """The user's own code, ``package.module:factory`` or ``path/to/file.py:factory``.
+
+    What it returns, or is, may be a pair of images and labels, a Dataset, a DataLoader or an ImageSet. A
+    parameter named ``split`` is told which split is wanted. It may do anything at any time, so nothing of it is kept.
+    """
+
+    spec: str
+    split: str = "test"
+
+    def read(self) -> ImageSet:
+        """All images."""
+        found = load_attribute(self.spec, "data")
+        try:
+            if callable(found):
+                found = found(split=self.split) if _takes_split(found) else found()
+            return as_image_set(found, name=self.spec, split=self.split)  # may run the user's code as well
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise InputError(f"data {self.spec!r}: reading it failed: {one_line(error)}") from error
+
+
+def _takes_split(factory: Any) -> bool:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # some built-in callables have no signature
+        return False
+    named = any(p.name == "split" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
+    return named or any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def class_names(dataset: Any) -> tuple[str, ...] | None:

@@ -4,20 +4,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from classwise.config.plugins import load_attribute
-from classwise.core.errors import InputError, one_line, unknown
+from classwise.core.errors import InputError, unknown
 from classwise.core.progress import SILENT, Progress
 from classwise.data.arrays import ImageSet
 from classwise.data.datasets import DATASETS
-from classwise.data.objects import as_image_set
 from classwise.storage.files import digest_json
 
 FORMAT = 1
@@ -126,36 +123,3 @@ class Digits:
             train[random.permutation(np.flatnonzero(labels == label))[:110]] = True
         rows = np.flatnonzero(train if self.split == "train" else ~train)
         return Reading(len(rows), card.shape, card.classes, [(images[rows], labels[rows])])
-
-
-@dataclass(frozen=True)
-class Factory:
-    """The user's own code, ``package.module:factory`` or ``path/to/file.py:factory``.
-
-    What it returns, or is, may be a pair of images and labels, a Dataset, a DataLoader or an ImageSet. A
-    parameter named ``split`` is told which split is wanted. It may do anything at any time, so nothing of it is kept.
-    """
-
-    spec: str
-    split: str = "test"
-
-    def read(self) -> ImageSet:
-        """All images."""
-        found = load_attribute(self.spec, "data")
-        try:
-            if callable(found):
-                found = found(split=self.split) if _takes_split(found) else found()
-            return as_image_set(found, name=self.spec, split=self.split)  # may run the user's code as well
-        except InputError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise InputError(f"data {self.spec!r}: reading it failed: {one_line(error)}") from error
-
-
-def _takes_split(factory: Any) -> bool:
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # some built-in callables have no signature
-        return False
-    named = any(p.name == "split" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
-    return named or any(p.kind is p.VAR_KEYWORD for p in parameters)

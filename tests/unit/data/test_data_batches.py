@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from classwise.core.errors import InputError
 from classwise.data import Batches, ImageSet, augment, materialise, ordered, to_float
-from classwise.data.batches import random_parts, resample
+from classwise.data.augment import random_parts, resample
 from classwise.data.sources import Reading
 
 

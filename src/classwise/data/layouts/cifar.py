@@ -13,8 +13,7 @@ import numpy as np
 from classwise.core.errors import InputError
 from classwise.data.datasets import DatasetCard
 from classwise.data.decode import rows_at_a_time
-from classwise.data.layouts.base import whole
-from classwise.data.layouts.records import count_records, read_records
+from classwise.data.layouts.base import Layout, count_records, read_records, whole
 from classwise.data.layouts.safe_pickle import read_pickle
 from classwise.data.sources import Part, Reading
 
@@ -23,19 +22,15 @@ PIXELS = (3, 32, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CifarBinary:
+class CifarBinary(Layout):
     """Records of labels and 3072 bytes of pixels; of two labels the second is the fine one."""
 
-    places: tuple[str, ...]
     train: tuple[str, ...]
     test: tuple[str, ...]
     label_bytes: int
 
     def files(self, folder: Path, split: str) -> list[Path]:
         return whole(folder, self.train if split == "train" else self.test, (*self.train, *self.test))
-
-    def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
-        return card
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         files = self.files(folder, split)
@@ -51,10 +46,9 @@ class CifarBinary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CifarPython:
+class CifarPython(Layout):
     """Pickled dictionaries of an (N, 3072) array and a list of labels."""
 
-    places: tuple[str, ...]
     train: tuple[str, ...]
     test: tuple[str, ...]
     meta: str
@@ -66,9 +60,6 @@ class CifarPython:
         if not (folder / self.meta).is_file():
             return []
         return whole(folder, self.train if split == "train" else self.test, (*self.train, *self.test))
-
-    def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
-        return card
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         parts = [self._part(file) for file in self.files(folder, split)]

@@ -18,6 +18,7 @@ from classwise.core.errors import InputError, one_line
 from classwise.data.datasets import DatasetCard
 from classwise.data.decode import rows_at_a_time
 from classwise.data.folders import entries
+from classwise.data.layouts.base import Layout
 from classwise.data.sources import Part, Reading
 
 PREFIX = {"train": "train", "test": "t10k"}
@@ -27,10 +28,8 @@ HARM = (OSError, EOFError, zlib.error)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Idx:
+class Idx(Layout):
     """``train-images-idx3-ubyte`` and ``train-labels-idx1-ubyte``, and the same with ``t10k``; perhaps with ``.gz``."""
-
-    places: tuple[str, ...]
 
     def files(self, folder: Path, split: str) -> list[Path]:
         pattern = re.compile(r"(train|t10k)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
@@ -45,9 +44,6 @@ class Idx:
             if (prefix, what) not in there:
                 raise InputError(f"{folder}: {prefix}-{what}-idx{3 if what == 'images' else 1}-ubyte is missing")
         return [there[key] for key in wanted]
-
-    def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
-        return card
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         images, labels = self.files(folder, split)

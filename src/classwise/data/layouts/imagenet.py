@@ -11,6 +11,7 @@ from pathlib import Path
 from classwise.core.errors import InputError, one_line
 from classwise.data.datasets import DatasetCard, imagenet_classes
 from classwise.data.folders import image_files, images_below, size_of, subfolders
+from classwise.data.layouts.base import Layout
 from classwise.data.sources import Reading
 
 WNID = re.compile(r"n\d{8}")
@@ -19,10 +20,8 @@ LOOKED_AT = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageNetTree:
+class ImageNetTree(Layout):
     """``train/<id>/*.JPEG`` and ``val/<id>/*.JPEG``; any choice of the classes, numbered as they are sorted."""
-
-    places: tuple[str, ...]
 
     def files(self, folder: Path, split: str) -> list[Path]:
         splits = _split_folders(folder)
@@ -54,14 +53,12 @@ class ImageNetTree:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TinyImageNetTree:
+class TinyImageNetTree(Layout):
     """``wnids.txt``, ``train/<id>/images/*.JPEG`` and ``val/images/*.JPEG`` with ``val/val_annotations.txt``.
 
     Classes are numbered as their ids are sorted, as by everybody who reads the training folders, and not in the order
     of ``wnids.txt``.
     """
-
-    places: tuple[str, ...]
 
     def files(self, folder: Path, split: str) -> list[Path]:
         if not (folder / "wnids.txt").is_file():

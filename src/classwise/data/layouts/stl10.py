@@ -13,23 +13,17 @@ import numpy as np
 from classwise.core.errors import InputError
 from classwise.data.datasets import DatasetCard
 from classwise.data.decode import rows_at_a_time
-from classwise.data.layouts.base import whole
-from classwise.data.layouts.records import count_records, read_records
+from classwise.data.layouts.base import Layout, count_records, read_records, whole
 from classwise.data.sources import Part, Reading
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stl10Binary:
+class Stl10Binary(Layout):
     """Planes of red, green and blue, column by column, as MATLAB has them; labels from 1 to 10."""
-
-    places: tuple[str, ...]
 
     def files(self, folder: Path, split: str) -> list[Path]:
         every = [f"{part}_{what}.bin" for part in ("train", "test") for what in "Xy"]
         return whole(folder, [f"{split}_X.bin", f"{split}_y.bin"], every)
-
-    def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
-        return card
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         images, labels = self.files(folder, split)

@@ -11,7 +11,7 @@ import numpy as np
 
 from classwise.core.errors import InputError, one_line
 from classwise.data.datasets import DatasetCard
-from classwise.data.layouts.base import whole
+from classwise.data.layouts.base import Layout, whole
 from classwise.data.sources import Reading
 
 MAX_COUNT = 10**5
@@ -19,16 +19,11 @@ MAX_COUNT = 10**5
 
 
 @dataclass(frozen=True, kw_only=True)
-class SvhnMat:
+class SvhnMat(Layout):
     """``X`` (32, 32, 3, N) and ``y`` (N, 1), where 10 stands for the digit 0."""
-
-    places: tuple[str, ...]
 
     def files(self, folder: Path, split: str) -> list[Path]:
         return whole(folder, [f"{split}_32x32.mat"], ["train_32x32.mat", "test_32x32.mat"])
-
-    def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
-        return card
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         from scipy.io import loadmat, whosmat  # slow to import
