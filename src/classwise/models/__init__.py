@@ -12,7 +12,7 @@ from collections.abc import Callable
 from torch import nn
 
 from classwise.models.densenet import DenseNet, densenet121, densenet169
-from classwise.models.hypersphere import HypersphereHead, with_choice_of_head, with_hypersphere
+from classwise.models.hypersphere import HypersphereHead, with_hypersphere
 from classwise.models.inception import GoogLeNet, InceptionV3, googlenet, inception_v3
 from classwise.models.lenet import LeNet, lenet
 from classwise.models.mobilenet import MobileNetV2, mobilenet_v2
@@ -24,7 +24,7 @@ from classwise.models.vgg import VGG, vgg16, vgg19
 from classwise.models.vit import ViT, vit
 from classwise.models.wide_resnet import WideResNet, wide_resnet
 
-_FACTORIES: dict[str, Callable[..., nn.Module]] = {
+MODELS: dict[str, Callable[..., nn.Module]] = {
     "densenet121": densenet121,
     "densenet169": densenet169,
     "digits-cnn": digits_cnn,
@@ -42,7 +42,6 @@ _FACTORIES: dict[str, Callable[..., nn.Module]] = {
     "vit": vit,
     "wide-resnet": wide_resnet,
 }
-MODELS = {name: with_choice_of_head(factory) for name, factory in _FACTORIES.items()}
 
 __all__ = [
     "MODELS",

@@ -7,19 +7,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from classwise.core.errors import InputError
-
-Head = Literal["linear", "hypersphere"]
-"""What the last layer makes of the features."""
 
 
 class HypersphereHead(nn.Linear):
@@ -59,18 +51,3 @@ def with_hypersphere(model: nn.Module, scale: float = 15.0) -> nn.Module:
     head = HypersphereHead(last.in_features, last.out_features, scale).to(last.weight)
     setattr(model.get_submodule(parent), leaf, head)
     return model
-
-
-def with_choice_of_head(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """The factory with one setting more, so that no architecture needs to know of heads."""
-
-    @wraps(factory)
-    def make(*, head: Head = "linear", **settings: Any) -> nn.Module:
-        model = factory(**settings)
-        return with_hypersphere(model) if head == "hypersphere" else model
-
-    own = inspect.signature(factory)
-    setting = inspect.Parameter("head", inspect.Parameter.KEYWORD_ONLY, default="linear", annotation=Head)
-    make.__signature__ = own.replace(parameters=[*own.parameters.values(), setting])  # type: ignore[attr-defined]
-    make.__annotations__ = {**factory.__annotations__, "head": Head}
-    return make

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from classwise.core.errors import InputError, unknown
-from classwise.models.settings import Normalization
 
 NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     # Over all training pixels. The deviations (0.2023, 0.1994, 0.2010) that many CIFAR-10 scripts carry
@@ -71,7 +70,7 @@ def normalized(model: nn.Module, mean: Sequence[float], std: Sequence[float]) ->
     return Normalized(model, mean, std)
 
 
-def with_normalization(model: nn.Module, name: Normalization | None, in_channels: int) -> nn.Module:
+def with_normalization(model: nn.Module, name: str | None, in_channels: int) -> nn.Module:
     """The model with a named normalisation in front, or as it is for None; every factory ends here."""
     if name is None:
         return model
