@@ -21,7 +21,8 @@ from classwise.models.onnx import OnnxModel
 from classwise.models.size_limits import no_larger_than_its_weights
 from classwise.models.timm_torchvision import build_zoo, is_zoo, published_weights
 from classwise.models.torchscript import load_script
-from classwise.models.weights import SUFFIXES, load_weights, with_weights
+from classwise.models.weights import load_weights, with_weights
+from classwise.models.weights_file import SUFFIXES
 from classwise.storage.files import read_json
 
 WHOLE = ("hf", "onnx", "torchscript")

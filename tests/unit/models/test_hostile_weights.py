@@ -24,7 +24,7 @@ import classwise as cw
 from classwise.core.errors import InputError
 from classwise.models import DigitsCNN
 from classwise.models.load import load_model
-from classwise.models.pickles import check_unfolding
+from classwise.models.weights_file import check_unfolding
 
 MEGABYTES, SECONDS = 150, 20
 """What refusing all these files may take at most, beside what Python and torch take."""

@@ -18,7 +18,8 @@ from classwise.core.errors import InputError
 from classwise.models import MODELS, DigitsCNN, PreActResNet, WideResNet, normalized
 from classwise.models.load import build_model, load_model
 from classwise.models.normalize import NORMALIZATIONS, Normalized
-from classwise.models.weights import digest_model, load_weights, read_weights
+from classwise.models.weights import digest_model, load_weights
+from classwise.models.weights_file import read_weights
 
 REPOSITORY = Path(__file__).parents[3]
 CHECKPOINTS = Path(os.environ.get("CLASSWISE_CHECKPOINTS", REPOSITORY.parent / "shared" / "checkpoints"))
