@@ -3,7 +3,7 @@
 from classwise.data.arrays import ImageSet
 from classwise.data.augment import augment
 from classwise.data.batches import Batch, Batches, MixedBatches, ordered, share_of, to_float
-from classwise.data.cache import materialise
+from classwise.data.cache import materialize
 from classwise.data.datasets import DATASETS, DatasetCard
 from classwise.data.folders import Folder
 from classwise.data.load import load_data, source_of
@@ -28,7 +28,7 @@ __all__ = [
     "balanced_split",
     "balanced_subset",
     "load_data",
-    "materialise",
+    "materialize",
     "ordered",
     "share_of",
     "source_of",

@@ -24,7 +24,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageSet:
-    """Labelled images. Whatever is an ImageSet has been checked; images and labels are never changed."""
+    """Labeled images. Whatever is an ImageSet has been checked; images and labels are never changed."""
 
     name: str
     split: str
@@ -127,7 +127,7 @@ class ImageSet:
             if low >= -ROUNDING and high <= 255 + ROUNDING:
                 hint = "divide by 255?"
             else:
-                hint = "is normalisation applied? it belongs inside the model"
+                hint = "is normalization applied? it belongs inside the model"
             raise InputError(f"{self._who} pixels lie in [{low:.6g}, {high:.6g}]; expected [0, 1]; {hint}")
         return images if low >= 0 and high <= 1 else images.clip(0, 1)
 

@@ -29,7 +29,7 @@ IN_MEMORY = 4 * 2**30
 """Larger data sets are not read into memory where they cannot be written to the cache."""
 
 
-def materialise(source: Source, progress: Progress = SILENT) -> ImageSet:
+def materialize(source: Source, progress: Progress = SILENT) -> ImageSet:
     """A source's images, memory-mapped from the cache, which is filled or mended as needed.
 
     One entry is one directory; it appears whole, by a rename, so that processes may build it side by side.

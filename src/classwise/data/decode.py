@@ -28,7 +28,7 @@ PART_BYTES = 32 * 2**20
 PART_ROWS = 1024
 """At most so many images are decoded at a time: their files are held meanwhile."""
 
-GREY = frozenset({"1", "L", "LA", "La"})
+GRAY = frozenset({"1", "L", "LA", "La"})
 PALETTES = frozenset({"P", "PA"})
 
 
@@ -58,7 +58,7 @@ def read_header(encoded: bytes | Path, hint: str | None = None) -> Image.Image:
 
 def mode_of(image: Image.Image) -> Mode:
     """The mode that keeps what an image shows; transparency is dropped."""
-    return "L" if image.mode in GREY else "RGB"
+    return "L" if image.mode in GRAY else "RGB"
 
 
 def pixels(image: Image.Image, mode: Mode) -> NDArray[np.uint8]:
@@ -67,7 +67,7 @@ def pixels(image: Image.Image, mode: Mode) -> NDArray[np.uint8]:
 
 
 def cropped(image: Image.Image, mode: Mode, size: tuple[int, int], resize: int) -> NDArray[np.uint8]:
-    """(H, W, C) of the centre of an image whose shorter side was first brought to ``resize`` pixels.
+    """(H, W, C) of the center of an image whose shorter side was first brought to ``resize`` pixels.
 
     Pixel for pixel what torchvision's Resize and CenterCrop make of a Pillow image.
     """

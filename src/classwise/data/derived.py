@@ -20,7 +20,7 @@ from classwise.core.streams import ExampleNoise
 from classwise.corruptions import Corruption
 from classwise.data.arrays import ImageSet, release
 from classwise.data.batches import to_float
-from classwise.data.cache import materialise
+from classwise.data.cache import materialize
 from classwise.data.datasets import DATASETS, DatasetCard
 from classwise.data.decode import rows_at_a_time
 from classwise.data.sources import FORMAT, Reading, Source
@@ -44,13 +44,13 @@ class Choice:
     seed: int = 0
     """Which examples an imbalance keeps, and of the noise of a corruption."""
     background: Names = ()
-    """Colours put behind grey images, for the classes in turn, as ``blue+yellow`` or ``#0033b3``. [default: none]"""
+    """Colors put behind gray images, for the classes in turn, as ``blue+yellow`` or ``#0033b3``. [default: none]"""
     corruption: str | None = None
     """A corruption of all images, as ``fog``."""
     severity: int = 3
     """Of the corruption, from 1 to 5."""
     resize: int | None = None
-    """The shorter side before the centre is cut out, for images of many sizes."""
+    """The shorter side before the center is cut out, for images of many sizes."""
     crop: int | None = None
     """Height and width of what is cut out."""
 
@@ -61,7 +61,7 @@ class Choice:
             raise InputError(f"seed = {self.seed}; expected 0 or more")
         if self.corruption is not None:
             Corruption(kind=self.corruption, severity=self.severity)  # one that does not exist is said now
-        _ = self.colours
+        _ = self.colors
 
     @classmethod
     def parse(cls, spec: str) -> tuple[Spec, Choice]:
@@ -75,17 +75,17 @@ class Choice:
         return bool(self.only or self.without or self.imbalance > 1 or self.background or self.corruption)
 
     @property
-    def colours(self) -> list[tuple[int, ...]]:
+    def colors(self) -> list[tuple[int, ...]]:
         """The background's, each of three numbers up to 255."""
         try:
-            return [ImageColor.getrgb(colour)[:3] for colour in self.background]
+            return [ImageColor.getrgb(color)[:3] for color in self.background]
         except ValueError as error:
-            raise InputError(f"background: {error}; expected a colour like red or #ff0000") from None
+            raise InputError(f"background: {error}; expected a color like red or #ff0000") from None
 
     def sized(self, card: DatasetCard) -> DatasetCard:
         """The card with images of the chosen size, and a name that says so."""
         if self.background and card.mode != "L":
-            raise InputError(f"{card.name} has colour images: a background is put behind grey ones")
+            raise InputError(f"{card.name} has color images: a background is put behind gray ones")
         if self.resize is None and self.crop is None:
             return card
         if card.resize is None:
@@ -136,7 +136,7 @@ class Derived:
         return digest_json([FORMAT, self.whole.fingerprint(), self.split, astuple(self.choice)])
 
     def open(self) -> Reading:
-        whole = materialise(self.whole)
+        whole = materialize(self.whole)
         classes = whole.classes or self.card.classes
         kept = self.choice.labels(replace(self.card, classes=classes))  # files may number classes in their own way
         rows = np.flatnonzero(np.isin(whole.labels, kept))
@@ -160,8 +160,8 @@ class Derived:
             return images
         x = to_float(images)
         if choice.background:
-            colours = torch.tensor(choice.colours)[torch.from_numpy(labels) % len(choice.background)] / 255
-            x = on_colours(x, colours)
+            colors = torch.tensor(choice.colors)[torch.from_numpy(labels) % len(choice.background)] / 255
+            x = on_colors(x, colors)
         if choice.corruption:
             noise = ExampleNoise(choice.seed, torch.from_numpy(rows))
             x = Corruption(kind=choice.corruption, severity=choice.severity)(x, generator=noise)
@@ -169,9 +169,9 @@ class Derived:
         return pixels
 
 
-def on_colours(x: Tensor, colours: Tensor) -> Tensor:
-    """(B, 3, H, W) grey images (B, 1, H, W) in white on grounds of these colours (B, 3): ink + (1 - ink) · colour."""
-    return x + (1 - x) * colours[:, :, None, None]
+def on_colors(x: Tensor, colors: Tensor) -> Tensor:
+    """(B, 3, H, W) gray images (B, 1, H, W) in white on grounds of these colors (B, 3): ink + (1 - ink) · color."""
+    return x + (1 - x) * colors[:, :, None, None]
 
 
 def long_tail(labels: NDArray[np.int64], num_classes: int, imbalance: float, seed: int) -> NDArray[np.int64]:

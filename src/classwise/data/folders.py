@@ -27,8 +27,8 @@ class Folder:
     """Images in class sub-folders, ``PATH/<class>/*.png`` or ``PATH/<split>/<class>/*.png``.
 
     Classes are the sub-folders in sorted order: those of all splits together, so that a label means the same
-    in each. Without folders for splits, every split is the whole folder. Where grey and colour are mixed, all
-    become colour.
+    in each. Without folders for splits, every split is the whole folder. Where gray and color are mixed, all
+    become color.
     """
 
     path: Path

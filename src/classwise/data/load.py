@@ -12,12 +12,12 @@ from classwise.config.plugins import is_attribute_spec
 from classwise.core.errors import InputError, unknown
 from classwise.core.progress import SILENT, Progress
 from classwise.data.arrays import ImageSet
-from classwise.data.cache import materialise
+from classwise.data.cache import materialize
 from classwise.data.datasets import DATASETS
 from classwise.data.derived import Choice, Derived
 from classwise.data.directories import data_directory, remember, remembered
 from classwise.data.folders import Folder
-from classwise.data.layouts import find, recognise
+from classwise.data.layouts import find, recognize
 from classwise.data.objects import Factory, as_image_set
 from classwise.data.parquet import HubParquet
 from classwise.data.sources import Digits, Source
@@ -28,7 +28,7 @@ from classwise.storage.run_directory import RunDirectory
 def load_data(
     data: Any, *, split: str = "test", classes: Sequence[str] | None = None, progress: Progress = SILENT
 ) -> ImageSet:
-    """Read labelled images from wherever they are.
+    """Read labeled images from wherever they are.
 
     ``data`` is a registered name (perhaps with settings, as ``cifar10:without=cat``), ``folder:PATH``,
     ``package.module:factory``, ``path/to/file.py:factory``, or an ImageSet, a Dataset, a DataLoader or a pair of images
@@ -37,7 +37,7 @@ def load_data(
     """
     if isinstance(data, str | os.PathLike):
         source = source_of(os.fspath(data) if isinstance(data, str) else f"folder:{os.fspath(data)}", split)
-        found = source.read() if isinstance(source, Factory) else _materialised(source, progress)
+        found = source.read() if isinstance(source, Factory) else _materialized(source, progress)
         return found if classes is None else replace(found, classes=tuple(classes))
     name = "arrays" if isinstance(data, tuple | list) else type(getattr(data, "dataset", data)).__name__
     return as_image_set(data, name=name, split=split, classes=classes)
@@ -50,7 +50,7 @@ def source_of(spec: str, split: str) -> Source | Factory:
         return _named(spec, split)
     if kind == "folder" and rest:
         folder = Path(rest).expanduser()
-        return recognise(folder, split) or Folder(folder, split)
+        return recognize(folder, split) or Folder(folder, split)
     if is_attribute_spec(spec):
         return Factory(spec, split)
     if spec and Path(spec).is_dir():
@@ -77,7 +77,7 @@ def prepare(
     missing: list[str] = []
     for split in DATASETS[name].splits:
         try:
-            found[split] = _materialised(_named(spec, split, folder), progress)
+            found[split] = _materialized(_named(spec, split, folder), progress)
         except InputError as error:
             missing.append(str(error))
     if not found:
@@ -102,10 +102,10 @@ def validation_images(run: Path, progress: Progress = SILENT) -> tuple[ImageSet,
     return (images, index) if len(index) else None
 
 
-def _materialised(source: Source, progress: Progress) -> ImageSet:
+def _materialized(source: Source, progress: Progress) -> ImageSet:
     if isinstance(source, Derived):
-        materialise(source.whole, progress)  # which may take long, and is at hand from then on
-    return materialise(source, progress)
+        materialize(source.whole, progress)  # which may take long, and is at hand from then on
+    return materialize(source, progress)
 
 
 def _named(spec: str, split: str, folder: Path | None = None) -> Source:

@@ -111,7 +111,7 @@ def _array(value: Any, what: str) -> np.ndarray:
 def _nchw(images: np.ndarray, examples: int) -> np.ndarray:
     """Bring images into (N, C, H, W) and into uint8 or float32.
 
-    Without channels, (N, H, W), they are grey. Channels last are recognised by a last axis of 1 or 3 where
+    Without channels, (N, H, W), they are gray. Channels last are recognized by a last axis of 1 or 3 where
     the second is neither; float images must besides be larger than 4 pixels either way, because data of other
     kinds comes as (N, features, 1, 1).
     """

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 LOADER = '''\
 def build() -> nn.Module:
-    """The architecture, freshly initialised."""
+    """The architecture, freshly initialized."""
     return {call}
 
 

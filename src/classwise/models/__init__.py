@@ -1,7 +1,7 @@
 """Architectures by name, and everybody else's models.
 
 Every factory takes keyword settings only, among them ``num_classes``, ``in_channels`` and ``normalize``, and
-returns a freshly initialised model that takes NCHW images in [0, 1]. By its registered name it also takes ``head``.
+returns a freshly initialized model that takes NCHW images in [0, 1]. By its registered name it also takes ``head``.
 ``load.load_model`` adds the weights.
 """
 

@@ -48,7 +48,7 @@ def load_model(
     ``path/to/file.py:factory``, called without arguments, ``timm:NAME``, ``torchvision:NAME``,
     ``hf:org/name@revision`` or ``hf:DIR``, ``onnx:FILE``, or ``torchscript:FILE``, a program that runs only with
     ``trust``. A registered name wins over a directory of that name; write ``./resnet18`` for the latter.
-    ``weights`` given with a run directory replace its checkpoint; a normalisation that they bring is put into a
+    ``weights`` given with a run directory replace its checkpoint; a normalization that they bring is put into a
     registered architecture without one. ``num_classes`` and ``in_channels`` are what the data has; a factory of the
     user's is not told them.
     """

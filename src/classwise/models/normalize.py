@@ -1,7 +1,7 @@
-"""Normalisation as a part of the model, so that everybody else works in [0, 1].
+"""Normalization as a part of the model, so that everybody else works in [0, 1].
 
-An attack that sees normalised images has to know mean and deviation to keep its radius; a model that
-normalises by itself leaves eps one number everywhere.
+An attack that sees normalized images has to know mean and deviation to keep its radius; a model that
+normalizes by itself leaves eps one number everywhere.
 """
 
 # B batch, C channels, H height, W width
@@ -54,7 +54,7 @@ class Normalize(nn.Module):
 
 
 class Normalized(nn.Module):
-    """A model behind a normalisation; in the state dict its own names get the prefix ``model.``."""
+    """A model behind a normalization; in the state dict its own names get the prefix ``model.``."""
 
     def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
@@ -66,16 +66,16 @@ class Normalized(nn.Module):
 
 
 def normalized(model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> Normalized:
-    """Put a normalisation in front of a model that was trained on normalised images."""
+    """Put a normalization in front of a model that was trained on normalized images."""
     return Normalized(model, mean, std)
 
 
 def with_normalization(model: nn.Module, name: str | None, in_channels: int) -> nn.Module:
-    """The model with a named normalisation in front, or as it is for None; every factory ends here."""
+    """The model with a named normalization in front, or as it is for None; every factory ends here."""
     if name is None:
         return model
     if name not in NORMALIZATIONS:
-        raise unknown("normalisation", name, NORMALIZATIONS)
+        raise unknown("normalization", name, NORMALIZATIONS)
     mean, std = NORMALIZATIONS[name]
     if len(mean) != in_channels:
         raise InputError(f"normalize={name} is for {len(mean)} channels, the model takes {in_channels}")

@@ -5,7 +5,7 @@ that "Fast is better than free" (Wong et al., ICLR 2020) and "Overfitting in adv
 learning" (Rice et al., ICML 2020) build on: ``conv1, layer1.0.bn1, layer1.0.conv1, ...,
 layer2.0.shortcut.0, bn, linear``.
 
-Two variants are in use. The paper, Wong et al. and Rice et al. normalise and rectify once more after the
+Two variants are in use. The paper, Wong et al. and Rice et al. normalize and rectify once more after the
 last block (``bn``); the widespread CIFAR code pools the sum of the last block directly and has no ``bn``.
 The setting ``final_bn`` chooses; a checkpoint of the other variant does not load.
 """

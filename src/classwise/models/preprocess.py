@@ -1,4 +1,4 @@
-"""How others prepare their images, as a part of the model: resized, cropped and normalised from images in [0, 1]."""
+"""How others prepare their images, as a part of the model: resized, cropped and normalized from images in [0, 1]."""
 
 # B batch, C channels, H height, W width, K classes
 

@@ -59,7 +59,7 @@ def parse(spec: str) -> tuple[str, str, dict[str, str]]:
 
 
 def build_zoo(spec: str, *, num_classes: int | None = None, in_channels: int | None = None) -> nn.Module:
-    """The architecture, freshly initialised, with its normalisation and its size of images inside."""
+    """The architecture, freshly initialized, with its normalization and its size of images inside."""
     zoo, name, options = parse(spec)
     settings = ZooSettings(**convert(f"model {zoo}:{name!r}", ZooSettings, options))
     needed = {"num_classes": num_classes, "in_channels": in_channels}

@@ -3,7 +3,7 @@
 Weights are data: nothing in a file is ever run, whatever its suffix. Files are mapped rather than read, so that what a
 file claims to hold costs no memory until it has been found to fit. Names are matched strictly, once the few prefixes
 that wrappers leave in them are off. Passed over are only batch norm's and weight averaging's counters, the block that
-TRADES never uses, the second copy that the robustness library keeps, and a normalisation that is the model's own. Every
+TRADES never uses, the second copy that the robustness library keeps, and a normalization that is the model's own. Every
 fault of a file is one line that names the file and what is wrong in it; what was taken off is one line in the log.
 """
 
@@ -42,7 +42,7 @@ def load_weights(model: nn.Module, path: Path | str) -> None:
 
 
 def with_weights(model: nn.Module, path: Path | str) -> nn.Module:
-    """The model filled with a file's weights, behind the normalisation that the file brings where it has none."""
+    """The model filled with a file's weights, behind the normalization that the file brings where it has none."""
     path = Path(path)
     stored = read_file(path)
     own = any(isinstance(module, Normalize) for module in model.modules())
@@ -51,7 +51,7 @@ def with_weights(model: nn.Module, path: Path | str) -> nn.Module:
         if found is not None:
             mean, std = found
             model = normalized(model, mean, std)
-            stored.notes.append(f"its normalisation, mean {_numbers(mean)} and deviation {_numbers(std)}, put in")
+            stored.notes.append(f"its normalization, mean {_numbers(mean)} and deviation {_numbers(std)}, put in")
     _fill(model, path, stored)
     return model
 
@@ -174,14 +174,14 @@ def _is_normalization(name: str) -> bool:
 
 
 def _check_normalization(path: Path, found: Mapping[str, Tensor], model: nn.Module) -> None:
-    """A file's own normalisation must be the model's: with another every number would be wrong, silently."""
+    """A file's own normalization must be the model's: with another every number would be wrong, silently."""
     own = next((module for module in model.modules() if isinstance(module, Normalize)), None)
     for name, value in found.items():
         which = 0 if _leaf(name) in _MEANS else 1
         if own is None:
-            # No normalisation is mean 0 and deviation 1, for any number of channels.
+            # No normalization is mean 0 and deviation 1, for any number of channels.
             needed = [float(which)] * min(value.numel(), 16)
-            has = "does not normalise"
+            has = "does not normalize"
         else:
             needed = (own.mean, own.std)[which].flatten().tolist()
             has = f"has {_numbers(needed)}"
@@ -190,7 +190,7 @@ def _check_normalization(path: Path, found: Mapping[str, Tensor], model: nn.Modu
         named = [key for key, pair in NORMALIZATIONS.items() if _same(value, pair[which])]
         hint = f" (normalize={named[0]})" if named else ""
         stored = _numbers(value.flatten()[:4].tolist())
-        raise InputError(f"{path} has its own normalisation, {quoted(name)} {stored}{hint}; the model {has}")
+        raise InputError(f"{path} has its own normalization, {quoted(name)} {stored}{hint}; the model {has}")
 
 
 def _stored_normalization(path: Path, state: Mapping[str, Tensor]) -> tuple[list[float], list[float]] | None:
@@ -202,11 +202,11 @@ def _stored_normalization(path: Path, state: Mapping[str, Tensor]) -> tuple[list
             return None
         name, first = next(iter(found.items()))
         if not 1 <= first.numel() <= 16 or first.dtype not in _FLOATS:
-            raise InputError(f"{path}: {quoted(name)} is not a normalisation: {first.dtype} of {first.numel()} numbers")
+            raise InputError(f"{path}: {quoted(name)} is not a normalization: {first.dtype} of {first.numel()} numbers")
         values = [float(value) for value in first.flatten()]
         for other, value in found.items():
             if not _same(value, values):
-                raise InputError(f"{path} has two normalisations: {quoted(name)} and {quoted(other)} differ")
+                raise InputError(f"{path} has two normalizations: {quoted(name)} and {quoted(other)} differ")
         pair.append((values, all(abs(value - nothing) < 1e-6 for value in values)))
     (mean, zero), (std, one) = pair
     return None if zero and one else (mean, std)

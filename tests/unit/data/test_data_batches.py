@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from classwise.core.errors import InputError
-from classwise.data import Batches, ImageSet, augment, materialise, ordered, to_float
+from classwise.data import Batches, ImageSet, augment, materialize, ordered, to_float
 from classwise.data.augment import random_parts, resample
 from classwise.data.sources import Reading
 
@@ -276,7 +276,7 @@ def test_memory_mapped_sets_serve_both(make_set, monkeypatch):
         def open(self) -> Reading:
             return Reading(len(made), made.images.shape[1:], made.classes, [(made.images, made.labels)])
 
-    mapped = materialise(Source())
+    mapped = materialize(Source())
     assert isinstance(mapped.images, np.memmap)
     batches = Batches(mapped, None, batch_size=10, device="cpu", generator=seeded())
     (x, _, index) = next(iter(batches))

@@ -35,7 +35,7 @@ from classwise.data.layouts import LAYOUTS
 from classwise.data.load import prepare
 
 CIFAR = random_images(50, (3, 32, 32))
-GREY = random_images(7, (1, 28, 28))
+GRAY = random_images(7, (1, 28, 28))
 LABELS = [i * 7 % 10 for i in range(50)]
 FINE = [i * 31 % 100 for i in range(50)]
 
@@ -92,7 +92,7 @@ SETS = {
 
 
 @pytest.mark.parametrize("kind", SETS)
-def test_small_colour_images(kind, mirror):
+def test_small_color_images(kind, mirror):
     name, write, folder, labels = SETS[kind]
     write(mirror)
     for spec in (name, f"folder:{mirror / folder}"):
@@ -108,23 +108,23 @@ def test_small_colour_images(kind, mirror):
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST/raw"), ("fashion-mnist", "FashionMNIST/raw")])
 def test_idx(name, folder, suffix, mirror):
     for split, prefix in (("train", "train"), ("test", "t10k")):
-        images = GREY if split == "train" else GREY[:3]
+        images = GRAY if split == "train" else GRAY[:3]
         write_idx(mirror / folder / f"{prefix}-images-idx3-ubyte{suffix}", images[:, 0])
         write_idx(mirror / folder / f"{prefix}-labels-idx1-ubyte{suffix}", np.arange(len(images), dtype=np.uint8))
     for spec in (name, f"folder:{mirror / folder}"):
         train, test = load_data(spec, split="train"), load_data(spec, split="test")
-        assert np.array_equal(train.images, GREY)
-        assert np.array_equal(test.images, GREY[:3])
+        assert np.array_equal(train.images, GRAY)
+        assert np.array_equal(test.images, GRAY[:3])
         assert train.labels.tolist() == list(range(7))
     assert load_data(name).classes == DATASETS[name].classes
     assert load_data(f"folder:{mirror / folder}").classes == tuple("0123456789")  # file names do not tell which it is
 
 
 def test_an_unpacked_idx_file_is_preferred_to_its_archive(tmp_path):
-    for name, values in (("t10k-images-idx3-ubyte", GREY[:, 0]), ("t10k-labels-idx1-ubyte", np.zeros(7, np.uint8))):
+    for name, values in (("t10k-images-idx3-ubyte", GRAY[:, 0]), ("t10k-labels-idx1-ubyte", np.zeros(7, np.uint8))):
         write_idx(tmp_path / name, values)
         (tmp_path / f"{name}.gz").write_bytes(b"damaged")
-    assert np.array_equal(load_data(f"folder:{tmp_path}").images, GREY)
+    assert np.array_equal(load_data(f"folder:{tmp_path}").images, GRAY)
 
 
 def test_stl10_is_column_major(mirror):
@@ -145,13 +145,13 @@ def test_parts_join_seamlessly(mirror, monkeypatch):
     images = random_images(5, (3, 96, 96))
     write_stl10(mirror / "stl10_binary", "test", images, [0, 1, 2, 3, 4])
     cifar10_binary(mirror)
-    write_idx(mirror / "MNIST/raw/t10k-images-idx3-ubyte", GREY[:, 0])
+    write_idx(mirror / "MNIST/raw/t10k-images-idx3-ubyte", GRAY[:, 0])
     write_idx(mirror / "MNIST/raw/t10k-labels-idx1-ubyte", np.arange(7, dtype=np.uint8))
     monkeypatch.setattr("classwise.data.decode.PART_ROWS", 3)
     assert np.array_equal(load_data("stl10").images, images)
     assert np.array_equal(load_data("cifar10", split="train").images, CIFAR[:40])
     found = load_data("mnist")
-    assert np.array_equal(found.images, GREY)
+    assert np.array_equal(found.images, GRAY)
     assert found.labels.tolist() == list(range(7))
 
 
@@ -230,8 +230,8 @@ def test_imagenet_tree(mirror):
     assert train.labels.tolist() == [0, 0, 999]
     assert test.labels.tolist() == [999]
     assert (len(test.classes), test.classes[0], test.classes[999]) == (1000, "tench", "toilet tissue")
-    centre = held["train/n01440764/1.JPEG"][:, 16:240, 16:240]
-    assert np.array_equal(train.images[1], centre)  # the shorter side is 256 already
+    center = held["train/n01440764/1.JPEG"][:, 16:240, 16:240]
+    assert np.array_equal(train.images[1], center)  # the shorter side is 256 already
     small = load_data("imagenet:resize=160,crop=128", split="train")
     assert small.images.shape == (3, 3, 128, 128)
     assert small.name == "imagenet:resize=160,crop=128"
@@ -330,7 +330,7 @@ def test_a_missing_file_is_named(tmp_path):
     said = complaint(f"folder:{tmp_path / 'cifar-10-batches-bin'}", split="train")
     assert said.endswith("data_batch_3.bin is missing")
     assert complaint(f"folder:{tmp_path / 'cifar-10-batches-py'}").endswith("test_batch is missing")
-    write_idx(tmp_path / "idx" / "train-images-idx3-ubyte", GREY[:, 0])
+    write_idx(tmp_path / "idx" / "train-images-idx3-ubyte", GRAY[:, 0])
     assert complaint(f"folder:{tmp_path / 'idx'}").endswith("t10k-images-idx3-ubyte is missing")
     assert complaint(f"folder:{tmp_path / 'idx'}", split="train").endswith("train-labels-idx1-ubyte is missing")
 
@@ -361,7 +361,7 @@ def test_damaged_idx(tmp_path):
         images.write_bytes(gzip.compress(data))
         return complaint(f"folder:{tmp_path}")
 
-    write_idx(images, GREY[:, 0])
+    write_idx(images, GRAY[:, 0])
     right = gzip.decompress(images.read_bytes())
     assert "not an idx file of bytes in 3 dimensions" in said(b"\x00\x00\x0d" + right[3:])
     assert "ends before what its header announces" in said(right[:-1])
@@ -371,7 +371,7 @@ def test_damaged_idx(tmp_path):
     assert "4294967295 images, but" in said(right[:4] + b"\xff" * 4 + right[8:])
     images.write_bytes(b"not gzip")
     assert "cannot be read: BadGzipFile" in complaint(f"folder:{tmp_path}")
-    write_idx(images, GREY[:, 0])
+    write_idx(images, GRAY[:, 0])
     images.write_bytes(images.read_bytes()[:-30])
     assert "cannot be read: EOFError" in complaint(f"folder:{tmp_path}")
 
@@ -547,7 +547,7 @@ def test_a_parquet_file_of_another_set_is_not_taken(tmp_path, offline):
 
 
 def test_sets_that_analyses_make_are_class_folders(tmp_path):
-    """Coloured, recomposed and robust images are kept as PNG files by label, which no layout claims."""
+    """Colored, recomposed and robust images are kept as PNG files by label, which no layout claims."""
     x = torch.arange(4 * 3 * 8 * 8).reshape(4, 3, 8, 8).remainder(256) / 255
     labels = np.array([2, 0, 2, 1])
     how = {"kind": "test"}

@@ -12,7 +12,7 @@ from data_files import claimed, encode, picture, write_shard
 from PIL import Image
 
 from classwise.core.errors import InputError
-from classwise.data import DATASETS, Digits, Folder, HubParquet, load_data, materialise
+from classwise.data import DATASETS, Digits, Folder, HubParquet, load_data, materialize
 from classwise.data import decode as decoding
 from classwise.data.sources import read
 
@@ -94,8 +94,8 @@ def test_jpeg_and_other_modes_become_the_mode_of_the_card(mirror, card):
     write_shard(mirror / "org/toy/test-00000-of-00001.parquet", smooth, [0] * 6)
     images = read(HubParquet(card, "test")).images.astype(int)
     assert np.abs(images[[0, 1, 2, 3, 5]] - 200).max() <= 3
-    grey = read(HubParquet(replace(card, mode="L"), "test"))
-    assert grey.images.shape == (6, 1, 6, 5)
+    gray = read(HubParquet(replace(card, mode="L"), "test"))
+    assert gray.images.shape == (6, 1, 6, 5)
 
 
 def test_split_aliases_first_wins(mirror, card):
@@ -231,9 +231,9 @@ def test_fingerprint_follows_the_files_and_the_card(toy, card):
 
 def test_a_changed_shard_is_read_anew_and_the_old_entry_goes(toy, card, cache):
     folder, _ = toy
-    assert materialise(HubParquet(card, "train")).labels[0] == 0
+    assert materialize(HubParquet(card, "train")).labels[0] == 0
     write_shard(folder / "train-00000-of-00003.parquet", [encode(picture(0))], [2])
-    changed = materialise(HubParquet(card, "train"))
+    changed = materialize(HubParquet(card, "train"))
     assert (len(changed), changed.labels[0]) == (21, 2)
     assert len(list(cache.iterdir())) == 1
 
@@ -311,7 +311,7 @@ def test_folder_of_classes(tmp_path):
     assert found.name == f"folder:{tmp_path / 'f'}"
 
 
-def test_grey_stays_grey_and_mixed_becomes_colour(tmp_path):
+def test_gray_stays_gray_and_mixed_becomes_color(tmp_path):
     save(tmp_path / "a/1.png", picture(0, mode="L"))
     save(tmp_path / "b/1.png", picture(1, mode="L").convert("1"))
     assert read(Folder(tmp_path)).images.shape == (2, 1, 6, 5)

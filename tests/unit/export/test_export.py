@@ -284,7 +284,7 @@ def test_what_was_evaluated_is_what_is_exported(run, tmp_path):
         assert torch.equal(load_model(f"hf:{export(elsewhere, tmp_path / 'out')}")(x), last(x))
 
 
-def test_an_evaluation_of_weights_that_bring_their_normalisation(tmp_path):
+def test_an_evaluation_of_weights_that_bring_their_normalization(tmp_path):
     weights = tmp_path / "zoo.pt"
     torch.manual_seed(2)
     network = build_model("digits-cnn", num_classes=10, in_channels=1)

@@ -68,7 +68,7 @@ def test_gives_one_logit_a_class(name, model):
     assert logits.isfinite().all()
 
 
-def test_honours_num_classes_and_in_channels(name):
+def test_honors_num_classes_and_in_channels(name):
     model = make(name, "num_classes=7", "in_channels=2")
     assert model(images(name, 3, channels=2)).shape == (3, 7)
     with pytest.raises(RuntimeError, match="channels"):

@@ -142,7 +142,7 @@ def test_factory_of_the_user(tmp_path, weights, state):
 
 @pytest.fixture
 def run(tmp_path):
-    """A training run of a normalising network with 3 classes; its last weights are zeros."""
+    """A training run of a normalizing network with 3 classes; its last weights are zeros."""
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
     spec = "digits-cnn:normalize=mnist"
@@ -299,7 +299,7 @@ def test_a_models_own_sub_block_is_not_dead_weight(tmp_path):
     assert "2 missing: 'sub_block1.weight'" in complaint(load_weights, Model(), tmp_path / "weights.safetensors")
 
 
-# -- normalisation ----------------------------------------------------------------------------------------
+# -- normalization ----------------------------------------------------------------------------------------
 
 
 def mnist(names: tuple[str, str], shape: tuple[int, ...] = (1,)) -> dict[str, torch.Tensor]:
@@ -318,26 +318,26 @@ def mnist(names: tuple[str, str], shape: tuple[int, ...] = (1,)) -> dict[str, to
         ("module.model.", mnist(("module.normalizer.new_mean", "module.normalizer.new_std"))),
     ],
 )
-def test_a_normalising_model_takes_any_file_that_agrees(tmp_path, state, prefix, own):
+def test_a_normalizing_model_takes_any_file_that_agrees(tmp_path, state, prefix, own):
     save_file({**{prefix + k: v for k, v in state.items()}, **own}, tmp_path / "weights.safetensors")
     model = load_model("digits-cnn:normalize=mnist", weights=tmp_path / "weights.safetensors")
     assert same(model.model, state)
     assert same(model.normalize, normalized(nn.Identity(), *NORMALIZATIONS["mnist"]).normalize.state_dict())
 
 
-def test_normalisation_survives_float16(tmp_path):
+def test_normalization_survives_float16(tmp_path):
     model = normalized(DigitsCNN(in_channels=3), *NORMALIZATIONS["cifar10"])
     save_file({k: v.half() for k, v in model.state_dict().items()}, tmp_path / "weights.safetensors")
     loaded = load_model("digits-cnn:in_channels=3,normalize=cifar10", weights=tmp_path / "weights.safetensors")
     assert torch.equal(loaded.normalize.mean, model.normalize.mean)
 
 
-def test_normalisation_of_the_file_must_be_the_models(tmp_path, state):
+def test_normalization_of_the_file_must_be_the_models(tmp_path, state):
     path = tmp_path / "weights.safetensors"
     inner = {f"1.{name}": value for name, value in state.items()}
     save_file({**inner, **mnist(("0.mean", "0.std"))}, path)
     said = complaint(load_weights, DigitsCNN(), path)
-    assert "'0.mean' (0.1307) (normalize=mnist); the model does not normalise" in said
+    assert "'0.mean' (0.1307) (normalize=mnist); the model does not normalize" in said
 
     save_file({**inner, "0.mean": torch.tensor([0.5]), "0.std": torch.tensor([0.5])}, path)
     said = complaint(load_model, "digits-cnn:normalize=mnist", weights=path)
@@ -349,7 +349,7 @@ def test_normalisation_of_the_file_must_be_the_models(tmp_path, state):
         save_file({**inner, "0.mean": odd}, path)
         assert "'0.mean'" in complaint(load_model, "digits-cnn:normalize=mnist", weights=path)
 
-    save_file({**inner, "0.mean": torch.zeros(1), "0.std": torch.ones(1)}, path)  # it says: no normalisation
+    save_file({**inner, "0.mean": torch.zeros(1), "0.std": torch.ones(1)}, path)  # it says: no normalization
     assert same(load_model("digits-cnn", weights=path), state)
 
 

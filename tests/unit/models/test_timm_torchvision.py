@@ -1,4 +1,4 @@
-"""Architectures of timm and torchvision: as those packages build them, behind their normalisation."""
+"""Architectures of timm and torchvision: as those packages build them, behind their normalization."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TestTimm:
         save_file(network.state_dict(), tmp_path / "model.safetensors")
         return tmp_path / "model.safetensors", network
 
-    def test_answers_as_timm_does_behind_its_normalisation(self, file):
+    def test_answers_as_timm_does_behind_its_normalization(self, file):
         path, network = file
         mean, std = (torch.tensor(network.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
         x = torch.rand(2, 3, 32, 32)
@@ -114,7 +114,7 @@ class TestTorchvision:
         reason = "needs the extra torchvision, in a version that goes with the installed torch"
         return pytest.importorskip("torchvision.models", reason=reason, exc_type=(ImportError, RuntimeError))
 
-    def test_answers_as_torchvision_does_behind_its_normalisation(self, models, tmp_path):
+    def test_answers_as_torchvision_does_behind_its_normalization(self, models, tmp_path):
         if not hasattr(models, "get_model"):
             pytest.skip("this torchvision has no get_model")
         torch.manual_seed(5)

@@ -1,4 +1,4 @@
-"""Data sets as their authors publish them: the layouts, and how a folder is recognised."""
+"""Data sets as their authors publish them: the layouts, and how a folder is recognized."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def find(card: DatasetCard, dataset: str, split: str, root: Path, *, itself: boo
     return None
 
 
-def recognise(folder: Path, split: str) -> OnDisk | None:
+def recognize(folder: Path, split: str) -> OnDisk | None:
     """What a folder holds, where it is laid out as a known data set is published."""
     if not folder.is_dir():
         return None

@@ -63,16 +63,16 @@ class TinyImageNetTree(Layout):
     def files(self, folder: Path, split: str) -> list[Path]:
         if not (folder / "wnids.txt").is_file():
             return []
-        return [file for file, _ in self._labelled(folder, split)]
+        return [file for file, _ in self._labeled(folder, split)]
 
     def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
         return _of_classes(card, set(_lines(folder / "wnids.txt")))
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
-        labelled = self._labelled(folder, split)
-        return _reading([file for file, _ in labelled], [wnid for _, wnid in labelled], card, folder)
+        labeled = self._labeled(folder, split)
+        return _reading([file for file, _ in labeled], [wnid for _, wnid in labeled], card, folder)
 
-    def _labelled(self, folder: Path, split: str) -> list[tuple[Path, str]]:
+    def _labeled(self, folder: Path, split: str) -> list[tuple[Path, str]]:
         """The image files with the ids of their classes; many people have sorted those of validation into folders."""
         place = folder / ("train" if split == "train" else "val")
         wnids = _wnids(place)
