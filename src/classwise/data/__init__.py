@@ -1,4 +1,7 @@
-"""Images and labels: sources (where they come from), arrays (as kept), batches (as used)."""
+"""Data sets: a source is decoded once into arrays (uint8, cached on disk), which are served as batches.
+
+Imports ``core``, ``config``, ``storage``, ``metrics`` and ``corruptions``.
+"""
 
 from classwise.data.arrays import ImageSet
 from classwise.data.augment import augment

@@ -42,8 +42,8 @@ def build(images=UINT8, labels=(0, 1), classes=("a", "b")):
         (UINT8[:0], np.zeros(0, int), "at least one"),
         (UINT8[:, :0], (0, 1), "shape (2, 0, 2, 2)"),
         (UINT8.astype(np.int64), (0, 1), "images are int64; expected uint8, or float32 in [0, 1]"),
-        (UINT8.astype(np.float32), (0, 1), "pixels lie in [0, 23]; expected [0, 1]; divide by 255?"),
-        (FLOAT * 4 - 2, (0, 1), "is normalization applied? it belongs inside the model"),
+        (UINT8.astype(np.float32), (0, 1), "pixels lie in [0, 23]; expected [0, 1]; divide by 255"),
+        (FLOAT * 4 - 2, (0, 1), "if they are normalized, move the normalization into the model"),
         (FLOAT - 2e-6, (0, 1), "pixels lie in [-2e-06"),
         (np.where(np.arange(2).reshape(2, 1, 1, 1) == 1, np.nan, FLOAT), (0, 1), "image 1 has NaN pixels"),
         (np.where(FLOAT > 0.05, np.inf, FLOAT), (0, 1), "inf]"),
@@ -92,11 +92,11 @@ def test_take_and_counts():
     assert made.counts(3).tolist() == [1, 1, 0]
     with pytest.raises(InputError, match=r"label 1 at index 1; expected 0\.\.0"):
         made.counts(1)
-    with pytest.raises(InputError, match=r"index 2 is not in 0\.\.1"):
+    with pytest.raises(InputError, match=r"index 2 is out of range; expected 0\.\.1"):
         made.take([0, 2])
     with pytest.raises(InputError, match="index -1"):
         made.take([-1])
-    with pytest.raises(InputError, match="no examples"):
+    with pytest.raises(InputError, match="no examples are selected"):
         made.take([])
 
 

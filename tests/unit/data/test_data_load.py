@@ -159,7 +159,7 @@ def test_names_and_splits_of_objects():
         ((X, Y, Y), "a tuple of 3; expected a pair (images, labels)"),
         ((X, Y[:3]), "7 images but 3 labels"),
         ((X, 3), "labels have shape (); expected (N,)"),
-        ((X.astype(float), Y), "divide by 255?"),
+        ((X.astype(float), Y), "divide by 255"),
         ((X.astype(int), Y), "images are int64"),
         (X, "example 0 is ndarray; expected (image, label) or a dict with both"),
         ({"a": 1}, "has the keys a; expected one of image, img, pixel_values and one of label, labels"),
