@@ -73,8 +73,8 @@ def test_background_and_corruption_of_some_classes_together():
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("digits:background=blurple", "background: unknown color specifier: 'blurple'; expected a color like red"),
-        ("cifar10:background=red", "cifar10 has color images: a background is put behind gray ones"),
+        ("digits:background=blurple", "background: unknown color specifier: 'blurple'; expected a color such as red"),
+        ("cifar10:background=red", "cifar10 has color images; background needs gray images"),
         ("digits:corruption=fgo", "unknown corruption 'fgo': did you mean 'fog'"),
         ("digits:corruption=fog,severity=6", "severity must be one of 1 to 5, got 6"),
     ],
@@ -139,7 +139,7 @@ def test_choices_are_cached_apart(cache):
     ("spec", "message"),
     [
         ("cifar10:without=cats", "cifar10 has no class 'cats': did you mean 'cat'?"),
-        ("cifar10:only=10", "cifar10 has no class '10': (a name, or a number up to 9)"),
+        ("cifar10:only=10", "cifar10 has no class '10': (expected a class name or a number in 0..9)"),
         ("cifar10:only=-1", "cifar10 has no class '-1'"),
         ("cifar10:only=cat,without=cat", "cifar10: no class is left"),
         ("cifar10:onyl=cat", "unknown setting of data 'cifar10': 'onyl': did you mean 'only'?"),

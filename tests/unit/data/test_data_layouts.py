@@ -283,7 +283,7 @@ def test_cropping_is_resizing_and_cropping(size):
 
 def test_a_line_of_a_million_pixels_is_not_resized(tmp_path):
     imagenet(tmp_path, {"val/n01440764": [(30, 40), (1, 2**20)]})
-    assert "1048576x1 pixels, too narrow to be resized" in complaint(f"folder:{tmp_path}")
+    assert "1048576x1 pixels; the aspect ratio is too extreme to be resized" in complaint(f"folder:{tmp_path}")
 
 
 def test_a_file_that_names_its_classes_is_believed(mirror):
@@ -384,7 +384,7 @@ def test_an_idx_header_that_asks_for_terabytes_is_not_believed(tmp_path):
     ):
         (tmp_path / name).write_bytes(bytes([0, 0, 8, len(lengths) // 4]) + lengths + b"\0" * 784)
     said = complaint(f"folder:{tmp_path}")
-    assert "GiB and cannot be kept on disk" in said or "ends before what its header announces" in said
+    assert "GiB and cannot be cached on disk" in said or "ends before what its header announces" in said
 
 
 def test_damaged_matlab_files(tmp_path):
@@ -512,7 +512,7 @@ def test_what_cannot_be_prepared(tmp_path, cache):
             prepare(name, folder)
         return str(caught.value)
 
-    assert "holds no cifar10 (train) in a layout that is known" in said("cifar10", tmp_path)
+    assert "contains no cifar10 (train) in a known layout" in said("cifar10", tmp_path)
     assert "no such folder" in said("cifar10", tmp_path / "none")
     assert "unknown data set 'folder'" in said("folder:x=1", tmp_path)
     assert "comes with scikit-learn" in said("digits", tmp_path)
@@ -540,7 +540,7 @@ def test_a_parquet_file_of_another_set_is_not_taken(tmp_path, offline):
     """A folder of many data sets, none of them the one asked for."""
     image = encode(picture(0, (28, 28), "L"))
     write_shard(tmp_path / "ylecun/mnist/mnist/test-00000-of-00001.parquet", [image], [1], column="image")
-    with pytest.raises(InputError, match="holds no fashion-mnist"):
+    with pytest.raises(InputError, match="contains no fashion-mnist"):
         prepare("fashion-mnist", tmp_path)
     found, _ = prepare("mnist", tmp_path / "ylecun" / "mnist")
     assert found["test"].labels.tolist() == [1]

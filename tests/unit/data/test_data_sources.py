@@ -168,7 +168,9 @@ def test_wrong_columns(mirror, card):
     path = mirror / "org/toy/test-00000-of-00001.parquet"
     image = encode(picture(0))
     write_shard(path, [image], [0], column="picture")
-    assert refused(HubParquet(card, "test")) == f"{path}: columns picture, label; expected img or image and label"
+    assert (
+        refused(HubParquet(card, "test")) == f"{path} has the columns picture, label; expected img or image and label"
+    )
     write_shard(path, [image], [0], label="fine_label")
     assert "columns img, fine_label" in refused(HubParquet(card, "test"))
     write_shard(path, [image], ["cat"])
@@ -193,13 +195,13 @@ def test_missing_values(mirror, card):
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (b"not an image", "not an image in a format that Pillow reads"),
-        (b"", "not an image in a format that Pillow reads"),
+        (b"not an image", "not an image, or in a format that Pillow does not read"),
+        (b"", "not an image, or in a format that Pillow does not read"),
         (encode(picture(0))[:60], "cannot be decoded: OSError"),
         (encode(picture(0), "WEBP")[:-40], "image"),
-        (encode(picture(0, (7, 5))), "5x7 pixels; expected 5x6 as of every image"),
-        (encode(Image.new("I;16", (5, 6))), "pixels of mode 'I;16'; expected 8 bits a channel"),
-        (claimed(9000, 9000), "9000x9000 pixels, more than 67108864"),
+        (encode(picture(0, (7, 5))), "5x7 pixels; expected 5x6, the size of all images"),
+        (encode(Image.new("I;16", (5, 6))), "pixels of mode 'I;16'; expected 8 bits per channel"),
+        (claimed(9000, 9000), "9000x9000 pixels; expected at most 67108864"),
         (claimed(12000, 12000), "more than 67108864"),
         (claimed(60000, 60000), "more than 67108864 pixels"),
     ],
@@ -340,15 +342,15 @@ def test_a_class_may_be_called_train(tmp_path):
 
 def test_folder_errors(tmp_path):
     assert refused(Folder(tmp_path / "none")).endswith("none: no such folder")
-    assert "no sub-folders" in refused(Folder(tmp_path))
+    assert "no class folders" in refused(Folder(tmp_path))
     (tmp_path / "a").mkdir()
     assert "no image files" in refused(Folder(tmp_path))
     one = save(tmp_path / "a/1.png", picture(0))
     two = save(tmp_path / "b/2.png", picture(0, (6, 9)))
     said = refused(Folder(tmp_path))
-    assert f"images of different sizes: {one} is 5x6, {two} 9x6" in said
+    assert f"images have different sizes: {one} is 5x6, {two} is 9x6" in said
     two.write_bytes(b"junk")
-    assert refused(Folder(tmp_path)) == f"{two}: not an image in a format that Pillow reads"
+    assert refused(Folder(tmp_path)) == f"{two}: not an image, or in a format that Pillow does not read"
     two.write_bytes(encode(picture(0))[:60])
     assert refused(Folder(tmp_path)).startswith(f"{two}: cannot be decoded")
     two.write_bytes(claimed(60000, 60000))
@@ -434,10 +436,10 @@ def test_a_module_on_the_path(factories, monkeypatch):
 
 
 def test_factory_errors(factories):
-    assert "reading it failed: RuntimeError: two lines" in complaint(lambda: load_data(f"{factories}:broken"))
+    assert "reading failed: RuntimeError: two lines" in complaint(lambda: load_data(f"{factories}:broken"))
     assert "data is NoneType; expected" in complaint(lambda: load_data(f"{factories}:nothing"))
-    assert "reading it failed: SystemExit: 3" in complaint(lambda: load_data(f"{factories}:leaves"))
-    assert "reading it failed: KeyError: 'gone'" in complaint(lambda: load_data(f"{factories}:Bad"))
+    assert "reading failed: SystemExit: 3" in complaint(lambda: load_data(f"{factories}:leaves"))
+    assert "reading failed: KeyError: 'gone'" in complaint(lambda: load_data(f"{factories}:Bad"))
     assert "absent" in complaint(lambda: load_data(f"{factories}:absent"))
     assert "no such file" in complaint(lambda: load_data("nowhere.py:pair"))
 
