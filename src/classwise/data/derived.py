@@ -32,7 +32,7 @@ MAX_SIDE = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class DatasetSettings:
     """The settings of a named data set, as in ``cifar10:without=cat``."""
 
     only: Names = ()
@@ -65,7 +65,7 @@ class Choice:
         _ = self.colors
 
     @classmethod
-    def parse(cls, spec: str) -> tuple[Spec, Choice]:
+    def parse(cls, spec: str) -> tuple[Spec, DatasetSettings]:
         """Parse a data spec into its name and settings."""
         read = Spec.parse(spec)
         return read, cls(**convert(f"data {read.name!r}", cls, read.options))
@@ -126,7 +126,7 @@ class Derived:
     name: str
     whole: Source
     card: DatasetCard
-    choice: Choice
+    settings: DatasetSettings
 
     @property
     def split(self) -> str:
@@ -136,21 +136,21 @@ class Derived:
         return self.whole.origin()
 
     def fingerprint(self) -> str:
-        return digest_json([FORMAT, self.whole.fingerprint(), self.split, astuple(self.choice)])
+        return digest_json([FORMAT, self.whole.fingerprint(), self.split, astuple(self.settings)])
 
     def open(self) -> Reading:
         whole = materialize(self.whole)
         classes = whole.classes or self.card.classes
-        kept = self.choice.labels(replace(self.card, classes=classes))  # the files may number the classes differently
+        kept = self.settings.labels(replace(self.card, classes=classes))  # the files may number the classes differently
         rows = np.flatnonzero(np.isin(whole.labels, kept))
         labels = np.searchsorted(kept, whole.labels[rows])
-        if self.split == "train" and self.choice.imbalance > 1:
-            thinned = long_tail(labels, len(kept), self.choice.imbalance, self.choice.seed)
+        if self.split == "train" and self.settings.imbalance > 1:
+            thinned = long_tail(labels, len(kept), self.settings.imbalance, self.settings.seed)
             rows, labels = rows[thinned], labels[thinned]
         if not len(rows):
             raise InputError(f"{self.name} ({self.split}): no examples are left")
         channels, height, width = self.card.shape
-        shape = (3 if self.choice.background else channels, height, width)
+        shape = (3 if self.settings.background else channels, height, width)
         parts = ((self.transformed(*part), part[1]) for part in _parts(whole, rows, labels))
         return Reading(len(rows), shape, tuple(classes[label] for label in kept), parts)
 
@@ -159,16 +159,16 @@ class Derived:
     ) -> NDArray[np.uint8]:
         """Return images (B, C, H, W) with background and corruption applied; ``rows`` are their indices in the "
         "whole."""
-        choice = self.choice
-        if not (choice.background or choice.corruption):
+        settings = self.settings
+        if not (settings.background or settings.corruption):
             return images
         x = to_float(images)
-        if choice.background:
-            colors = torch.tensor(choice.colors)[torch.from_numpy(labels) % len(choice.background)] / 255
+        if settings.background:
+            colors = torch.tensor(settings.colors)[torch.from_numpy(labels) % len(settings.background)] / 255
             x = on_colors(x, colors)
-        if choice.corruption:
-            noise = ExampleNoise(choice.seed, torch.from_numpy(rows))
-            x = Corruption(kind=choice.corruption, severity=choice.severity)(x, generator=noise)
+        if settings.corruption:
+            noise = ExampleNoise(settings.seed, torch.from_numpy(rows))
+            x = Corruption(kind=settings.corruption, severity=settings.severity)(x, generator=noise)
         pixels: NDArray[np.uint8] = (x * 255).round().to(torch.uint8).numpy()
         return pixels
 
@@ -204,7 +204,7 @@ def known_superclasses(dataset: str, num_classes: int) -> dict[str, list[int]]:
     if card is None or (rest and "=" not in rest):
         return {}
     try:
-        kept = Choice.parse(dataset)[1].labels(card)
+        kept = DatasetSettings.parse(dataset)[1].labels(card)
     except InputError:  # not one of our data specs
         return {}
     if len(kept) != num_classes:

@@ -14,7 +14,7 @@ from classwise.core.progress import SILENT, Progress
 from classwise.data.arrays import ImageSet
 from classwise.data.cache import materialize
 from classwise.data.datasets import DATASETS
-from classwise.data.derived import Choice, Derived
+from classwise.data.derived import DatasetSettings, Derived
 from classwise.data.directories import data_directory, remember, remembered
 from classwise.data.folders import Folder
 from classwise.data.layouts import find, recognize
@@ -113,11 +113,11 @@ def _materialized(source: Source, progress: Progress) -> ImageSet:
 
 def _named(spec: str, split: str, folder: Path | None = None) -> Source:
     """Return the source of a registered data set: a given folder, CLASSWISE_DATA, a recorded folder, or the hub."""
-    read, choice = Choice.parse(spec)
-    card = choice.sized(DATASETS[read.name])
+    read, settings = DatasetSettings.parse(spec)
+    card = settings.sized(DATASETS[read.name])
     if split not in card.splits:
         raise unknown(f"split of {read.name}", split, card.splits)
-    choice.labels(card)  # raises for unknown classes before anything is read
+    settings.labels(card)  # raises for unknown classes before anything is read
     source: Source | None = Digits(split) if card.hub is None else None
     if folder is not None:
         source = find(card, read.name, split, folder, itself=True)
@@ -131,4 +131,4 @@ def _named(spec: str, split: str, folder: Path | None = None) -> Source:
         source = find(card, read.name, split, recorded, itself=True)
     if source is None:
         source = HubParquet(card, split)
-    return Derived(str(read), source, card, choice) if choice.derives else source
+    return Derived(str(read), source, card, settings) if settings.derives else source

@@ -1,4 +1,7 @@
-"""What a layout is: which files make a split, and how they are read."""
+"""The base class of layouts, and reading of files with records of fixed length.
+
+Layouts are read by hand because their files may be hostile: sizes are checked before anything is allocated.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class Layout(ABC):
 
 
 def whole(folder: Path, wanted: Sequence[str], every: Iterable[str]) -> list[Path]:
-    """The wanted files of a folder; none where it has no file of the layout at all."""
+    """Return the wanted files of a folder, or an empty list if it has no file of the layout."""
     if not any((folder / name).is_file() for name in every):
         return []
     for name in wanted:
@@ -49,18 +52,18 @@ def whole(folder: Path, wanted: Sequence[str], every: Iterable[str]) -> list[Pat
 
 
 def count_records(file: Path, length: int) -> int:
-    """How many records of a length a file holds."""
+    """Return the number of records of ``length`` bytes in a file."""
     try:
         size = file.stat().st_size
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {one_line(error)}") from error
     if size == 0 or size % length:
-        raise InputError(f"{file}: {size} bytes are no whole number of records of {length}")
+        raise InputError(f"{file}: {size} bytes; expected a positive multiple of the record length {length}")
     return size // length
 
 
 def read_records(file: Path, length: int, rows: int) -> Iterator[NDArray[np.uint8]]:
-    """(n, length) bytes of some records at a time."""
+    """Yield the bytes of up to ``rows`` records at a time, (n, length)."""
     try:
         with file.open("rb") as opened:
             while block := opened.read(rows * length):

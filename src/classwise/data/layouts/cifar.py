@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as published: records of bytes, or Python pickles."""
+"""The published layouts of CIFAR-10 and CIFAR-100: binary records and Python pickles."""
 
 # N examples
 
@@ -18,12 +18,12 @@ from classwise.data.layouts.safe_pickle import read_pickle
 from classwise.data.sources import Part, Reading
 
 PIXELS = (3, 32, 32)
-"""Planes of red, green and blue, row by row."""
+"""Red, green and blue planes in row-major order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CifarBinary(Layout):
-    """Records of labels and 3072 bytes of pixels; of two labels the second is the fine one."""
+    """Records of one or two label bytes (coarse, fine) and 3072 bytes of pixels."""
 
     train: tuple[str, ...]
     test: tuple[str, ...]
@@ -52,9 +52,9 @@ class CifarPython(Layout):
     train: tuple[str, ...]
     test: tuple[str, ...]
     meta: str
-    """A file that is always there: the others may have names that many files have."""
+    """A file that identifies the layout, because the names of the others are common."""
     labels: bytes
-    """The key of the labels."""
+    """The key of the labels in the dictionary."""
 
     def files(self, folder: Path, split: str) -> list[Path]:
         if not (folder / self.meta).is_file():
@@ -68,12 +68,12 @@ class CifarPython(Layout):
     def _part(self, file: Path) -> Part:
         found = read_pickle(file)
         if not isinstance(found, dict):
-            raise InputError(f"{file}: holds no dictionary")
+            raise InputError(f"{file}: contains a {type(found).__name__}; expected a dictionary")
         images, labels = found.get(b"data"), found.get(self.labels)
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (3072,):
-            raise InputError(f"{file}: no b'data' of shape (N, 3072) and type uint8")
+            raise InputError(f"{file}: expected b'data' as a uint8 array of shape (N, 3072)")
         if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
-            raise InputError(f"{file}: no list {self.labels!r} of labels")
+            raise InputError(f"{file}: expected {self.labels!r} as a list of labels in 0..255")
         if len(labels) != len(images):
             raise InputError(f"{file}: {len(images)} images but {len(labels)} labels")
         return images.reshape(-1, *PIXELS), np.array(labels, dtype=np.int64)
