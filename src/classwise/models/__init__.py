@@ -1,8 +1,10 @@
-"""Architectures by name, and everybody else's models.
+"""Architectures by name, and loading of models from files, folders and other libraries.
 
-Every factory takes keyword settings only, among them ``num_classes``, ``in_channels`` and ``normalize``, and
-returns a freshly initialized model that takes NCHW images in [0, 1]. By its registered name it also takes ``head``.
-``load.load_model`` adds the weights.
+Every factory takes keyword settings only, among them ``num_classes``, ``in_channels``, ``normalize`` and ``head``, and
+returns an initialized model that takes NCHW images in [0, 1]. ``load.load_model`` adds the weights.
+
+The architectures are written by hand because libraries do not have their variants for small images with the state-dict
+names of published checkpoints. Imports ``core``, ``config``, ``storage`` and ``metrics``.
 """
 
 from __future__ import annotations

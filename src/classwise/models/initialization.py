@@ -1,4 +1,4 @@
-"""The random weights a convolutional network begins with."""
+"""Initialization of convolutional networks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch import nn
 
 
 def he_normal(model: nn.Module) -> None:
-    """Draw every convolution from N(0, 2 / fan-in), its bias zero: a ReLU then keeps the size of what it is given.
+    """Initialize every convolution from N(0, 2 / fan-in) with zero bias, which preserves the variance through ReLUs.
 
-    He et al., Delving Deep into Rectifiers (ICCV 2015), eq. 10. Torch's own start has a sixth of this variance, and
-    what an untrained network of nineteen layers says of its images is then lost among its biases.
+    He et al., Delving Deep into Rectifiers (ICCV 2015), eq. 10. PyTorch's default has a sixth of this variance, so that
+    the logits of an untrained network of 19 layers hardly depend on the image.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):

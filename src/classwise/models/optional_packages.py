@@ -1,4 +1,4 @@
-"""Packages that only some models need."""
+"""Import of optional packages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from classwise.core.errors import InputError, one_line
 
 
 def optional(module: str, extra: str) -> Any:
-    """An optional package, or the line that says how to get it."""
+    """Import an optional package, or raise an ``InputError`` with the command that installs it."""
     try:
         return importlib.import_module(module)
-    except Exception as error:  # a package that does not go with this torch may raise anything
+    except Exception as error:  # an incompatible package may raise any exception
         hint = f"pip install 'classwise[{extra}]'"
-        raise InputError(f"{module} is needed and cannot be imported: {hint} ({one_line(error, 120)})") from None
+        raise InputError(f"{module} is required and cannot be imported: {hint} ({one_line(error, 120)})") from None

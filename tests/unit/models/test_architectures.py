@@ -412,7 +412,7 @@ def test_normalize_refuses_impossible_numbers(mean, std):
 def test_named_normalizations_must_fit_the_channels():
     model = nn.Flatten()
     assert with_normalization(model, None, 1) is model
-    with pytest.raises(InputError, match="normalize=cifar10 is for 3 channels, the model takes 1"):
+    with pytest.raises(InputError, match="normalize=cifar10 is for 3 channels, but the model has in_channels=1"):
         with_normalization(model, "cifar10", 1)
     with pytest.raises(InputError, match="did you mean 'cifar10'"):
         with_normalization(model, "cifar11", 3)

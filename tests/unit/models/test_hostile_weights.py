@@ -248,7 +248,7 @@ def script(tmp_path: Path) -> tuple[Path, nn.Module]:
 
 def test_a_program_runs_only_where_it_is_trusted(script):
     path, network = script
-    with pytest.raises(InputError, match="add --trust if you know its author"):
+    with pytest.raises(InputError, match="add --trust if you trust its author"):
         load_model(f"torchscript:{path}")
     model = load_model(f"torchscript:{path}", trust=True)
     x = torch.rand(3, 1, 8, 8)

@@ -76,7 +76,7 @@ def test_architecture_without_weights_must_be_asked_for():
 def test_sizes_of_the_data_reach_the_architecture():
     model = load_model("digits-cnn", num_classes=4, in_channels=2, allow_untrained=True)
     assert model(torch.rand(1, 2, 8, 8)).shape == (1, 4)
-    assert "num_classes=5, but 4 are needed" in complaint(
+    assert "num_classes=5, but the data has 4" in complaint(
         load_model, "digits-cnn:num_classes=5", num_classes=4, allow_untrained=True
     )
     assert load_model("digits-cnn:num_classes=4", num_classes=4, allow_untrained=True).linear.out_features == 4
@@ -99,10 +99,10 @@ def test_sizes_of_the_data_reach_the_architecture():
         ("hf:name", "expected a directory, hf:org/name or hf:org/name@revision"),
         ("hf:org/name@", "expected a directory"),
         ("onnx:gone.onnx", "no such file"),
-        ("model.onnx", "write onnx:model.onnx"),
+        ("model.onnx", "use onnx:model.onnx"),
         ("torchscript:gone.pt", "no such file"),
         ("runs/gone", "no such run directory"),
-        ("zoo.py", "expected the name of a factory in it, as in zoo.py:make_model"),
+        ("zoo.py", "expected a factory in the file, as in zoo.py:make_model"),
         ("best.safetensors", "is a weights file"),
         ("no_such_zoo:make", "importing no_such_zoo failed"),
     ],
@@ -168,8 +168,8 @@ def test_run_directory(run):
 
 
 def test_run_directory_that_does_not_fit(run):
-    assert "trained with num_classes=3, but 10 are needed" in complaint(load_model, str(run), num_classes=10)
-    assert "trained with in_channels=1, but 3 are needed" in complaint(load_model, str(run), in_channels=3)
+    assert "trained with num_classes=3, but the data has 10" in complaint(load_model, str(run), num_classes=10)
+    assert "trained with in_channels=1, but the data has 3" in complaint(load_model, str(run), in_channels=3)
     assert "did you mean 'last'" in complaint(load_model, f"{run}@lst")
     assert "names its checkpoint" in complaint(load_model, f"{run}@last", weights="x.pt")
     (run / "checkpoints" / "best.safetensors").unlink()
@@ -179,7 +179,7 @@ def test_run_directory_that_does_not_fit(run):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "is not a run directory: it has no run.json"),
+        (None, "is not a run directory: it contains no run.json"),
         ("{", "not readable JSON"),
         ("[]", "names no architecture"),
         ("{}", "names no architecture"),

@@ -99,9 +99,9 @@ def test_a_normalization_that_does_nothing_is_none(tmp_path, network, notes):
         ({"mu": torch.rand(3), "sigma": torch.rand(3), "normalize.mean": torch.rand(3) + 2}, "has two normalizations"),
         ({"mu": torch.rand(17), "sigma": torch.rand(17)}, "is not a normalization"),
         ({"mu": torch.zeros(3, dtype=torch.int64), "sigma": torch.rand(3)}, "is not a normalization"),
-        ({"mu": torch.rand(3), "sigma": torch.zeros(3)}, "positive deviations"),
+        ({"mu": torch.rand(3), "sigma": torch.zeros(3)}, "positive standard deviations"),
         ({"mu": torch.full((3,), float("nan")), "sigma": torch.rand(3)}, "normaliz"),
-        ({"mu": torch.rand(2), "sigma": torch.rand(3)}, "one number a channel"),
+        ({"mu": torch.rand(2), "sigma": torch.rand(3)}, "one number per channel"),
         ({"mu": torch.rand(3)}, "has its own normalization, 'mu'"),
     ],
 )
