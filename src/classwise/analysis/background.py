@@ -43,7 +43,7 @@ from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.data import ImageSet, load_data
 from classwise.data.batches import ordered, to_float
-from classwise.data.derived import on_colours
+from classwise.data.derived import on_colors
 from classwise.metrics import confusion_matrix
 from classwise.reporting.estimates import Estimate, estimate, share
 from classwise.reporting.figures import Card, Figure, Picture, Series, bars, gallery, heatmap, off_diagonal, png
@@ -312,7 +312,7 @@ def _on_colours(images: ImageSet, way: dict[str, list[int]]) -> Iterator[tuple[T
     for colour, labels in way.items():
         of_class[labels] = torch.tensor(COLOURS[colour])
     for x, y, _ in ordered(images, None, BATCH):
-        yield on_colours(x, of_class[y]), y.numpy().astype(np.int64)
+        yield on_colors(x, of_class[y]), y.numpy().astype(np.int64)
 
 
 def _white(subjects: Sequence[Subject], label: int, masks: Path | None, key: str, progress: Progress) -> White:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classwise.core.errors import InputError
-from classwise.data.cards import known_superclasses
+from classwise.data.derived import known_superclasses
 from classwise.storage.files import read_json
 
 Superclasses = Mapping[str, Sequence[int]]

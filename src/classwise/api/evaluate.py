@@ -15,7 +15,7 @@ from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of
 from classwise.core.progress import SILENT, Progress
 from classwise.data import load_data
-from classwise.data.validation import validation_images
+from classwise.data.load import validation_images
 from classwise.evaluation.command import command
 from classwise.evaluation.evaluate import Question, run_evaluation
 from classwise.evaluation.margins import MarginSettings, find_margins

@@ -56,7 +56,7 @@ def info(
     """Show what a data set holds: images of each class, size, channel means and deviations, where it comes from."""
     from classwise.data.describe import describe
     from classwise.data.load import load_data, source_of
-    from classwise.data.sources import Factory
+    from classwise.data.objects import Factory
 
     source = source_of(name, split)
     images = load_data(name, split=split, progress=ConsoleProgress())

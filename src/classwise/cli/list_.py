@@ -96,7 +96,8 @@ def _models() -> list[Listing]:
 
 def _datasets() -> list[Listing]:
     from classwise.data import DATASETS
-    from classwise.data.cards import Choice, DatasetCard
+    from classwise.data.datasets import DatasetCard
+    from classwise.data.derived import DatasetSettings
 
     def about(card: DatasetCard) -> str:
         groups = f" in {len(card.superclasses)} superclasses" if card.superclasses else ""
@@ -104,7 +105,7 @@ def _datasets() -> list[Listing]:
         return f"{len(card.classes)} classes{groups}, images of {size}, from {card.hub or 'scikit-learn'}"
 
     def settings(card: DatasetCard) -> str:
-        return _settings(Choice, without=("resize", "crop") if card.resize is None else ())
+        return _settings(DatasetSettings, without=("resize", "crop") if card.resize is None else ())
 
     return [Listing("datasets", [[name, settings(card), about(card)] for name, card in DATASETS.items()])]
 

@@ -1,4 +1,4 @@
-"""Images as arrays: the one form every room works on."""
+"""``ImageSet``: images and labels as checked arrays, the form in which all packages use data."""
 
 # N examples, C channels, H height, W width
 
@@ -16,15 +16,15 @@ from classwise.core.errors import InputError
 from classwise.storage.files import digest
 
 CHUNK_BYTES = 16 * 2**20
-"""How much of a set is looked at in one go, so that a memory-mapped one never has to fit into memory."""
+"""Bytes that are read at a time, so that a memory-mapped set never has to fit into memory."""
 
 ROUNDING = 1e-6
-"""How far outside [0, 1] float images may lie: what resizing and dividing leave behind."""
+"""The tolerance of the range [0, 1] for float images, for rounding errors of resizing and division."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageSet:
-    """Labelled images. Whatever is an ImageSet has been checked; images and labels are never changed."""
+    """Images with labels, checked when they are constructed and never changed afterwards."""
 
     name: str
     split: str
@@ -33,11 +33,11 @@ class ImageSet:
     labels: np.ndarray
     """(N,) int64, each in 0..K-1."""
     classes: tuple[str, ...] | None = None
-    """The K names; None where neither names nor number are known."""
+    """The K class names; None if neither the names nor K are known."""
 
     def __post_init__(self) -> None:
         if self.classes is not None:
-            # A folder's name may be bytes that are no text, which no file of ours could hold.
+            # A folder name may be bytes that are not valid text, which cannot be written to JSON.
             names = (str(name).encode(errors="replace").decode() for name in self.classes)
             object.__setattr__(self, "classes", tuple(names))
         object.__setattr__(self, "labels", self._checked_labels())
@@ -51,12 +51,12 @@ class ImageSet:
         return f"ImageSet({self.name} {self.split}, {shape} {self.images.dtype})"
 
     def take(self, indices: Sequence[int] | np.ndarray) -> ImageSet:
-        """The examples at some indices, in that order, in memory."""
+        """Return the examples at ``indices``, in that order and in memory."""
         rows = np.asarray(indices)
         if rows.size == 0:
-            raise InputError(f"{self._who} no examples are left")
+            raise InputError(f"{self._who} no examples are selected")
         if rows.dtype.kind != "b" and ((wrong := (rows < 0) | (rows >= len(self))).any()):
-            raise InputError(f"{self._who} index {rows[wrong][0]} is not in 0..{len(self) - 1}")
+            raise InputError(f"{self._who} index {rows[wrong][0]} is out of range; expected 0..{len(self) - 1}")
         return ImageSet(
             name=self.name,
             split=self.split,
@@ -66,7 +66,7 @@ class ImageSet:
         )
 
     def digest(self) -> str:
-        """A fingerprint of the pixels and labels; names do not count."""
+        """Return a fingerprint of pixels and labels, independent of names."""
         return self._digest
 
     @cached_property
@@ -75,13 +75,13 @@ class ImageSet:
         return digest(f"{self.images.dtype.str} {self.images.shape}", self.labels.data, *parts)
 
     def counts(self, num_classes: int) -> NDArray[np.int64]:
-        """(K,) examples of each class."""
+        """Return the number of examples of each class, (K,)."""
         _check_range(self.labels, num_classes, self._who)
         return np.bincount(self.labels, minlength=num_classes).astype(np.int64, copy=False)
 
     def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """All images, some at a time, each time with the index of the first."""
-        # From the shape alone: a digest must not depend on how the array happens to be stored.
+        """Yield the images in chunks, each with the index of its first image."""
+        # From the shape alone: the digest must not depend on the memory layout of the array.
         rows = max(1, CHUNK_BYTES // max(1, self.images[0].nbytes))
         for start in range(0, len(self.images), rows):
             yield start, self.images[start : start + rows]
@@ -95,7 +95,10 @@ class ImageSet:
         labels = np.asarray(self.labels)
         if labels.dtype.kind in "USO":
             first = next(iter(labels.ravel()[:1].tolist()), None)
-            raise InputError(f"{self._who} labels are text or objects such as {first!r}; expected integers from 0")
+            raise InputError(
+                f"{self._who} labels are text or objects such as {first!r}; expected integers from 0: map the class "
+                "names to numbers"
+            )
         if labels.dtype.kind not in "iu":
             raise InputError(f"{self._who} labels are {labels.dtype}; expected integers from 0")
         if labels.ndim != 1:
@@ -113,7 +116,7 @@ class ImageSet:
         if len(images) != len(self.labels):
             raise InputError(f"{self._who} {len(images)} images but {len(self.labels)} labels")
         if images.size == 0:
-            raise InputError(f"{self._who} images have shape {images.shape}; expected at least one, and not empty")
+            raise InputError(f"{self._who} images have shape {images.shape}; expected at least one image and one pixel")
         if images.dtype == np.uint8:
             return images
         low, high = np.inf, -np.inf
@@ -125,17 +128,17 @@ class ImageSet:
             low, high = min(low, smallest), max(high, largest)
         if low < -ROUNDING or high > 1 + ROUNDING:
             if low >= -ROUNDING and high <= 255 + ROUNDING:
-                hint = "divide by 255?"
+                hint = "divide by 255"
             else:
-                hint = "is normalisation applied? it belongs inside the model"
+                hint = "if they are normalized, move the normalization into the model"
             raise InputError(f"{self._who} pixels lie in [{low:.6g}, {high:.6g}]; expected [0, 1]; {hint}")
         return images if low >= 0 and high <= 1 else images.clip(0, 1)
 
 
 def release(images: np.ndarray) -> None:
-    """Let go of the memory through which a file was looked at; what is looked at again is read again.
+    """Release the resident memory of a memory-mapped array; pages are read again when needed.
 
-    Otherwise a process that walks through a memory-mapped set grows until all of it is resident.
+    Without this, the memory of a process that iterates over a memory-mapped set grows to the size of the set.
     """
     mapped = getattr(images, "_mmap", None)
     if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
@@ -143,7 +146,7 @@ def release(images: np.ndarray) -> None:
 
 
 def _check_range(labels: np.ndarray, num_classes: int | None, who: str) -> None:
-    """Refuse labels that no class has; without a number of classes, only negative ones."""
+    """Require labels in 0..K-1, or only nonnegative ones if the number of classes is unknown."""
     wrong = labels < 0
     if num_classes is not None:
         wrong |= labels >= num_classes

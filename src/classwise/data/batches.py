@@ -1,10 +1,9 @@
-"""Batches: training data that lives on the device, and an ordered walk through a set for evaluation."""
+"""Batches on the device: shuffled and augmented for training, in order for evaluation."""
 
 # N examples, B batch, K classes, C channels, H height, W width
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,31 +12,29 @@ from contextlib import closing
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from classwise.core.errors import InputError
 from classwise.data.arrays import ImageSet, release
+from classwise.data.augment import augment, middle, random_parts, resample
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Images (B, C, H, W) in [0, 1], labels (B,) and indices into the ImageSet (B,)."""
 
 
 RESIDENT_BYTES = 8 * 2**30
-"""Training data up to this size live on the device."""
+"""Training data up to this size is kept on the device."""
 READ_AHEAD = 2
-"""Batches that are read from the disk before it is their turn."""
-SLIMMEST = 3 / 4
-"""Of random parts: width over height, or height over width."""
+"""Batches that are read from disk in advance."""
 
 
 def to_float(images: np.ndarray | Tensor) -> Tensor:
-    """Images as float32 in [0, 1], bit for bit the same on every device; float32 tensors as they are."""
+    """Return images as float32 in [0, 1], bit-identical on every device; float32 tensors are returned unchanged."""
     tensor = images if isinstance(images, Tensor) else _tensor(images)
     if tensor.is_floating_point():
         return tensor.to(torch.float32)
     if tensor.dtype != torch.uint8:
         raise InputError(f"images are {tensor.dtype}; expected uint8 or floating point")
-    # A divisor on the device, because by a Python number CUDA multiplies with the rounded reciprocal instead.
+    # The divisor is a tensor because CUDA replaces division by a Python number with a rounded reciprocal.
     return tensor.to(torch.float32) / torch.full((), 255.0, device=tensor.device)
 
 
@@ -49,9 +46,9 @@ def ordered(
     dtype: torch.dtype = torch.float32,
     size: int | None = None,
 ) -> Iterator[Batch]:
-    """The examples at some indices (None: all), in that order, untouched; the last batch may be smaller.
+    """Yield the examples at ``indices`` (None: all) in that order, without augmentation; the last batch may be smaller.
 
-    With ``size`` the middle of each, so many pixels high and wide.
+    ``size`` takes a center crop of that many pixels from each image.
     """
     rows = _checked_rows(images, np.arange(len(images)) if indices is None else indices, batch_size)
     for start in range(0, len(rows), batch_size):
@@ -62,71 +59,21 @@ def ordered(
         yield to_float(x).to(dtype), y, _tensor(some).to(device, non_blocking=True)
 
 
-def augment(x: Tensor, top: Tensor, left: Tensor, mirror: Tensor, crop: int) -> Tensor:
-    """Cut each image out of its copy padded by ``crop`` zeros, at (top, left) in 0..2*crop, then mirror some.
-
-    ``top``, ``left`` and ``mirror`` (bool) are (B,). One gather for the whole batch; the host never waits.
-    """
-    channels, height, width = x.shape[1:]
-    rows = top[:, None] + torch.arange(height, device=x.device)
-    columns = torch.arange(width, device=x.device)
-    columns = left[:, None] + torch.where(mirror[:, None], width - 1 - columns, columns)
-    places = rows[:, :, None] * (width + 2 * crop) + columns[:, None, :]
-    padded = F.pad(x, (crop, crop, crop, crop)).flatten(2)
-    return padded.gather(2, places.flatten(1)[:, None].expand(-1, channels, -1)).view_as(x)
-
-
 def share_of(length: int, share: tuple[int, int]) -> slice:
-    """The i-th of n pieces of something so long; no two differ by more than one."""
+    """Return the slice of the i-th of n parts of a sequence; their lengths differ by at most one."""
     i, n = share
     return slice(i * length // n, (i + 1) * length // n)
 
 
-def middle(images: np.ndarray, size: int | None) -> np.ndarray:
-    """The middle of each image (B, C, H, W), so many pixels high and wide; None: the whole."""
-    if size is None:
-        return images
-    height, width = images.shape[2:]
-    if size > min(height, width):
-        raise InputError(f"images of {height}x{width} have no middle of {size} pixels")
-    top, left = (height - size) // 2, (width - size) // 2
-    return images[:, :, top : top + size, left : left + size]
-
-
-def random_parts(draws: Tensor, smallest: float, height: int, width: int) -> Tensor:
-    """Where random parts of images lie: (4, B) top, left, height, width in pixels, from draws (4, B) in [0, 1).
-
-    The area is uniform between ``smallest`` and all of the image, the logarithm of width over height uniform between
-    those of 3:4 and 4:3, the place uniform. A side that comes out longer than the image's is cut to it.
-    """
-    area = (smallest + (1 - smallest) * draws[0]) * (height * width)
-    ratio = torch.exp((2 * draws[1] - 1) * -math.log(SLIMMEST))
-    tall, wide = (area / ratio).sqrt().clamp(max=height), (area * ratio).sqrt().clamp(max=width)
-    return torch.stack([draws[2] * (height - tall), draws[3] * (width - wide), tall, wide])
-
-
-def resample(x: Tensor, parts: Tensor, mirror: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bring a part (4, B) of each image to a size by bilinear interpolation, then mirror some. Floats in and out."""
-    height, width = x.shape[2:]
-    top, left, tall, wide = parts.to(x.dtype)
-    signs = torch.where(mirror, -1.0, 1.0).to(x.dtype)
-    # An affine map of the square [-1, 1]² whose corners are the outer corners of the image.
-    maps = x.new_zeros(len(x), 2, 3)
-    maps[:, 0, 0], maps[:, 0, 2] = signs * wide / width, (2 * left + wide) / width - 1
-    maps[:, 1, 1], maps[:, 1, 2] = tall / height, (2 * top + tall) / height - 1
-    grid = F.affine_grid(maps, [len(x), x.shape[1], *size], align_corners=False)
-    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
-
-
 class Batches:
-    """Training data, each iteration one epoch in a new order.
+    """Training batches; each iteration is one epoch in a new order.
 
-    They are held on the device once; a memory-mapped set of more than ``RESIDENT_BYTES`` stays on disk, and batches
-    are read from there a little ahead of their turn.
+    The images are kept on the device. A memory-mapped set of more than ``RESIDENT_BYTES`` stays on disk, and batches
+    are read in advance.
 
-    Everything random is drawn from ``generator`` where that lives, for a whole epoch when its first batch is
-    asked for, and then moved to the device. With a generator on the CPU, order, crops and mirroring are
-    therefore the same on every device, and its state at the start of an epoch is all a resumed run needs.
+    All random numbers of an epoch are drawn from ``generator``, on its device, before the first batch. With a
+    generator on the CPU, order, crops and flips are therefore the same on every device, and a resumed run needs only
+    its state at the start of the epoch.
     """
 
     def __init__(
@@ -145,23 +92,25 @@ class Batches:
         drop_last: bool = False,
         share: tuple[int, int] = (0, 1),
     ) -> None:
-        """``indices`` choose examples of the set (None: all); ``crop`` is the padding of random crops.
+        """``indices`` selects examples of the set (None: all); ``crop`` is the padding of random crops.
 
-        With ``part`` images are random parts of at least that share of the area, brought to ``size`` pixels (None: the
-        size they have). With ``share = (i, n)`` only the i-th of n pieces of every batch comes, as for one of n
-        processes that all draw alike.
+        ``part`` takes random crops of at least that fraction of the area, resized to ``size`` pixels (None: the size of
+        the images). ``share = (i, n)`` yields only the i-th of n parts of every batch, for one of n processes that draw
+        the same random numbers.
         """
         rows = _checked_rows(images, np.arange(len(images)) if indices is None else indices, batch_size)
         if not len(rows):
-            raise InputError("there are no examples to make batches of")
+            raise InputError("no examples are selected; expected at least one")
         if crop < 0:
-            raise InputError(f"a crop of {crop} pixels; expected 0 or more")
+            raise InputError(f"crop = {crop}; expected 0 or more pixels of padding")
         if part is not None and crop:
-            raise InputError("random parts and random crops exclude each other")
+            raise InputError("part and crop are both given; expected at most one of them")
         if size is not None and part is None:
-            raise InputError(f"images are brought to {size} pixels as random parts: say how small these may be")
+            raise InputError(f"size = {size} without part; set part to the smallest fraction of the area")
         if drop_last and len(rows) < batch_size:
-            raise InputError(f"{len(rows)} examples give no whole batch of {batch_size}")
+            raise InputError(
+                f"{len(rows)} examples are fewer than the batch size {batch_size}; no batch is left with drop_last"
+            )
         self.images = images
         self.batch_size = batch_size
         self.drop_last = drop_last
@@ -183,10 +132,9 @@ class Batches:
 
     @property
     def sampling(self) -> Tensor | None:
-        """(K,) weights by which an epoch draws classes, then examples of the class evenly, with replacement.
+        """Weights (K,) by which an epoch draws classes, and then examples of the class uniformly, with replacement.
 
-        None shows every example once. A class without examples cannot be drawn, whatever its weight. May be
-        set between epochs.
+        None yields every example once. Classes without examples are never drawn. Can be set between epochs.
         """
         return self._sampling
 
@@ -198,14 +146,17 @@ class Batches:
                 expected = f"({len(self._counts)},) or longer"
                 raise InputError(f"sampling weights have shape {tuple(weights.shape)}; expected {expected}")
             if not bool(weights.isfinite().all()) or bool((weights < 0).any()):
-                raise InputError(f"sampling weights {weights.tolist()}; expected finite numbers, none negative")
+                raise InputError(f"sampling weights {weights.tolist()}; expected finite, nonnegative numbers")
             if not bool((weights[: len(self._counts)] * (self._counts > 0)).any()):
-                raise InputError(f"sampling weights {weights.tolist()} leave no example to draw")
+                raise InputError(
+                    f"sampling weights {weights.tolist()} are zero for all classes with examples; expected at least "
+                    "one positive"
+                )
         self._sampling = weights
 
     @property
     def examples(self) -> int:
-        """Examples an epoch draws from, and draws."""
+        """The number of examples of an epoch."""
         return len(self._by_class)
 
     def __len__(self) -> int:
@@ -214,84 +165,84 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         order = self._order().cpu()
-        places = self._places().to(self.device, non_blocking=True)
+        crops = self._crops().to(self.device, non_blocking=True)
         mirror = torch.zeros(self.examples, dtype=torch.bool)
         if self.flip:
             mirror = torch.rand(self.examples, generator=self.generator, device=self.generator.device) < 0.5
         mirror = mirror.to(self.device, non_blocking=True)
-        parts, there = self._parts(), order.to(self.device, non_blocking=True)
-        with closing(self._read(order, there, parts)) as images:  # whoever breaks off stops the reading too
+        parts, on_device = self._parts(), order.to(self.device, non_blocking=True)
+        with closing(self._read(order, on_device, parts)) as images:  # also stops reading if the caller stops early
             for where, x in zip(parts, images, strict=True):
-                rows = there[where]
-                yield self._changed(x, places[:, where], mirror[where]), self._labels[rows], self._indices[rows]
+                rows = on_device[where]
+                yield self._augmented(x, crops[:, where], mirror[where]), self._labels[rows], self._indices[rows]
 
     def standing(self, number: int) -> tuple[int, int]:
-        """How many examples of a whole batch come before this process's share, and how many it has in all."""
+        """Return how many examples of a full batch precede this process's share, and the size of the full batch."""
         whole = min(self.batch_size, self.examples - number * self.batch_size)
         return share_of(whole, self.share).start, whole
 
     def _parts(self) -> list[slice]:
-        """Which of an epoch's examples make up each batch, or this process's share of it."""
+        """Return the examples of each batch, or this process's share of it, as slices of the epoch."""
         parts = []
         for number in range(len(self)):
             start, mine = number * self.batch_size, share_of(self.standing(number)[1], self.share)
             parts.append(slice(start + mine.start, start + mine.stop))
         return parts
 
-    def _read(self, here: Tensor, there: Tensor, parts: Sequence[slice]) -> Generator[Tensor, None, None]:
-        """The images of each part of an order, of which there is a copy here and one on the device."""
+    def _read(self, order: Tensor, on_device: Tensor, parts: Sequence[slice]) -> Generator[Tensor, None, None]:
+        """Yield the images of each slice of the epoch's order, given on the CPU and on the device."""
         if isinstance(self._images, Tensor):
             for where in parts:
-                yield self._images[there[where]]
+                yield self._images[on_device[where]]
             return
         waiting: deque[Future[Tensor]] = deque()
         with ThreadPoolExecutor(1, "read ahead") as reader:
             for number in range(len(parts) + READ_AHEAD):
                 if number < len(parts):
-                    waiting.append(reader.submit(self._images.read, here[parts[number]]))
+                    waiting.append(reader.submit(self._images.read, order[parts[number]]))
                 if number >= READ_AHEAD:
                     yield waiting.popleft().result().to(self.device, non_blocking=True)
 
-    def _places(self) -> Tensor:
-        """Draws for where each image of an epoch is cut."""
-        place = self.generator.device
+    def _crops(self) -> Tensor:
+        """Draw the crop of each image of an epoch."""
+        device = self.generator.device
         if self.part is not None:
-            return torch.rand((4, self.examples), generator=self.generator, device=place)
+            return torch.rand((4, self.examples), generator=self.generator, device=device)
         if self.crop:
-            return torch.randint(2 * self.crop + 1, (2, self.examples), generator=self.generator, device=place)
+            return torch.randint(2 * self.crop + 1, (2, self.examples), generator=self.generator, device=device)
         return torch.zeros((2, self.examples), dtype=torch.int64)
 
-    def _changed(self, x: Tensor, places: Tensor, mirror: Tensor) -> Tensor:
-        """Images as they are trained on."""
+    def _augmented(self, x: Tensor, crops: Tensor, mirror: Tensor) -> Tensor:
+        """Return the augmented images."""
         if self.part is not None:
-            parts = random_parts(places, self.part, *x.shape[2:])
+            parts = random_parts(crops, self.part, *x.shape[2:])
             return resample(to_float(x), parts, mirror, self.size)
         if self.crop or self.flip:
-            x = augment(x, places[0], places[1], mirror, self.crop)
+            x = augment(x, crops[0], crops[1], mirror, self.crop)
         return to_float(x)
 
     def _order(self) -> Tensor:
-        """(N,) rows of the data held, in the order of this epoch."""
-        place = self.generator.device
+        """Draw the order of an epoch: (N,) rows of the stored images."""
+        device = self.generator.device
         if self._sampling is None:
-            return torch.randperm(self.examples, generator=self.generator, device=place)
+            return torch.randperm(self.examples, generator=self.generator, device=device)
         weights = self._sampling[: len(self._counts)] * (self._counts > 0)
-        classes = torch.multinomial(weights.to(place), self.examples, True, generator=self.generator).cpu()
-        draws = torch.rand(self.examples, generator=self.generator, device=place, dtype=torch.float64).cpu()
+        classes = torch.multinomial(weights.to(device), self.examples, True, generator=self.generator).cpu()
+        draws = torch.rand(self.examples, generator=self.generator, device=device, dtype=torch.float64).cpu()
         within = (draws * self._counts[classes]).long()
         first = self._counts.cumsum(0) - self._counts
         return self._by_class[first[classes] + within]
 
 
 class MixedBatches:
-    """Batches that are joined from two sources, the first of which decides how many make an epoch."""
+    """Batches concatenated from two sources; an epoch has the length of the first."""
 
     def __init__(self, first: Batches, second: Batches) -> None:
         self.first, self.second = first, second
 
     @property
     def sampling(self) -> Tensor | None:
-        """Of the first source."""
+        """The sampling weights of the first source."""
         return self.first.sampling
 
     @sampling.setter
@@ -302,14 +253,14 @@ class MixedBatches:
         return len(self.first)
 
     def standing(self, number: int) -> tuple[int, int]:
-        """How many examples of a whole batch come before this process's share, and how many it has in all."""
+        """Return how many examples of a full batch precede this process's share, and the size of the full batch."""
         (before, whole), (more_before, more) = self.first.standing(number), self.second.standing(0)
         return before + more_before, whole + more
 
     def __iter__(self) -> Iterator[Batch]:
-        """One epoch of the first. The second begins anew with every epoch, and again where it ends before.
+        """Yield one epoch of the first source. The second starts again with every epoch and whenever it is exhausted.
 
-        Indices of the second are counted on from those of the first.
+        Indices of the second source are offset by the size of the first.
         """
         beyond = len(self.first.images)
         for (x, y, index), (more_x, more_y, more) in zip(self.first, _endless(self.second), strict=False):
@@ -322,29 +273,29 @@ def _endless(batches: Batches) -> Iterator[Batch]:
 
 
 class _OnDisk:
-    """Images of a memory-mapped set, read as they are asked for by their place among ``rows``."""
+    """Images of a memory-mapped set, read on demand by their positions in ``rows``."""
 
     def __init__(self, images: np.ndarray, rows: np.ndarray) -> None:
         self.images, self.rows = images, rows
 
-    def read(self, places: Tensor) -> Tensor:
-        found = _tensor(self.images[self.rows[places.numpy()]])
+    def read(self, positions: Tensor) -> Tensor:
+        found = _tensor(self.images[self.rows[positions.numpy()]])
         release(self.images)
         return found
 
 
 def _checked_rows(images: ImageSet, indices: Sequence[int] | np.ndarray, batch_size: int) -> np.ndarray:
     if batch_size < 1:
-        raise InputError(f"batches of {batch_size}; expected 1 or more")
+        raise InputError(f"batch_size = {batch_size}; expected 1 or more")
     rows = np.array(indices, dtype=np.int64)
     if rows.ndim != 1:
         raise InputError(f"indices have shape {rows.shape}; expected (N,)")
     if rows.size and (rows.min() < 0 or rows.max() >= len(images)):
-        raise InputError(f"indices in {rows.min()}..{rows.max()}; expected 0..{len(images) - 1}")
+        raise InputError(f"indices are in {rows.min()}..{rows.max()}; expected 0..{len(images) - 1}")
     return rows
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    """A tensor of an array; read-only memory (a memory map's) is copied, as tensors are always writable."""
+    """Return a tensor of an array; read-only (memory-mapped) arrays are copied, because tensors are writable."""
     array = np.ascontiguousarray(array)
     return torch.from_numpy(array if array.flags.writeable else array.copy())

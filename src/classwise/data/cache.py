@@ -1,4 +1,4 @@
-"""The cache on disk: images decoded once, memory-mapped ever after, checked whenever they are opened."""
+"""The cache on disk: images are decoded once, memory-mapped afterwards and verified whenever they are opened."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ import numpy as np
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
 from classwise.data.arrays import ImageSet
-from classwise.data.places import cache_directory
+from classwise.data.directories import cache_directory
 from classwise.data.sources import Source, collect, walk
 from classwise.storage.files import digest_json
 
 IN_MEMORY = 4 * 2**30
-"""Larger data sets are not read into memory where they cannot be written to the cache."""
+"""The largest data set that is read into memory if the cache cannot be written."""
 
 
-def materialise(source: Source, progress: Progress = SILENT) -> ImageSet:
-    """A source's images, memory-mapped from the cache, which is filled or mended as needed.
+def materialize(source: Source, progress: Progress = SILENT) -> ImageSet:
+    """Return the images of a source, memory-mapped from the cache; missing or damaged entries are built.
 
-    One entry is one directory; it appears whole, by a rename, so that processes may build it side by side.
-    What was changed since it was written is noticed by size and checksum and built again. Where nothing can
-    be written, the images stay in memory.
+    An entry is a directory that is created by an atomic rename, so that several processes can build it at once.
+    Damage is detected by size and checksum. If the cache cannot be written, the images are kept in memory.
     """
     cache = cache_directory()
     if cache is None:
-        return _in_memory(source, "there is no home folder for a cache", progress)
+        return _in_memory(source, "there is no home directory for the cache", progress)
     prefix = f"{_slug(source.name)}-{_slug(source.split)}-"
     entry = cache / f"{prefix}{source.fingerprint()}"
     found = _open_entry(entry, source)
@@ -48,8 +47,8 @@ def materialise(source: Source, progress: Progress = SILENT) -> ImageSet:
             _remove_stale(entry, prefix)
         except OSError as error:
             return _in_memory(source, f"{cache}: {error.strerror or error}", progress)
-        # Another process may be exchanging the entry this very moment.
-        found = _open_entry(entry, source) or _in_memory(source, f"{entry} changes as it is read", progress)
+        # Another process may have replaced the entry in the meantime.
+        found = _open_entry(entry, source) or _in_memory(source, f"{entry} was replaced while it was read", progress)
     return found
 
 
@@ -57,19 +56,19 @@ def _in_memory(source: Source, why: str, progress: Progress) -> ImageSet:
     reading = source.open()
     if (size := reading.count * math.prod(reading.shape)) > IN_MEMORY:
         raise InputError(
-            f"{source.name}/{source.split} takes {size / 2**30:.1f} GiB and cannot be kept on disk ({why}): "
-            "set CLASSWISE_CACHE to a folder with room for it"
+            f"{source.name}/{source.split} takes {size / 2**30:.1f} GiB and cannot be cached on disk ({why}): "
+            "set CLASSWISE_CACHE to a writable folder with enough space"
         )
     return collect(source, reading, progress)
 
 
 def _slug(name: str) -> str:
-    """A name as part of a file name; long ones keep their end, where paths differ."""
+    """Return a name as part of a file name; long names keep their end, where paths differ."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-80:]
 
 
 def _open_entry(entry: Path, source: Source | ImageSet) -> ImageSet | None:
-    """An entry's images, or None where it is absent or not what was written."""
+    """Return the images of an entry, or None if it is absent or damaged."""
     try:
         meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
         seal = meta.pop("seal")
@@ -109,7 +108,7 @@ def _write_entry(entry: Path, source: Source, progress: Progress) -> None:
         images = np.load(temporary / "images.npy", mmap_mode="r", allow_pickle=False)
         built = ImageSet(
             name=source.name, split=source.split, images=images, labels=labels, classes=reading.classes
-        )  # says what is wrong before anything is kept
+        )  # raises before an invalid entry is kept
         meta = {
             "shape": list(shape),
             "dtype": images.dtype.str,
@@ -121,8 +120,8 @@ def _write_entry(entry: Path, source: Source, progress: Progress) -> None:
         try:
             temporary.rename(entry)
         except OSError:
-            # Nothing can be renamed over a directory with files. If another process was faster, its entry is
-            # as good as ours; a damaged one makes room.
+            # A directory with files cannot be replaced by a rename. An entry that another process built in the meantime
+            # is as good as ours; a damaged one is removed.
             if _open_entry(entry, built) is None:
                 _discard(entry)
                 temporary.rename(entry)
@@ -132,7 +131,7 @@ def _write_entry(entry: Path, source: Source, progress: Progress) -> None:
 
 @contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
-    """A new file, on the disk when it is closed."""
+    """Open a new file that is flushed to disk when it is closed."""
     with path.open("xb") as file:
         yield file
         file.flush()
@@ -140,7 +139,7 @@ def _written(path: Path) -> Iterator[BinaryIO]:
 
 
 def _measure(path: Path) -> dict[str, int]:
-    """Size and CRC-32 of a file."""
+    """Return the size and CRC-32 of a file."""
     checksum = 0
     with path.open("rb") as file:
         while block := file.read(2**20):
@@ -149,17 +148,17 @@ def _measure(path: Path) -> dict[str, int]:
 
 
 def _discard(entry: Path) -> None:
-    """Remove an entry so that nobody sees half of it."""
+    """Remove an entry atomically."""
     doomed = entry.with_name(f".{entry.name}.{secrets.token_hex(6)}")
     try:
         entry.rename(doomed)
     except FileNotFoundError:
-        return  # someone else was faster
+        return  # another process has removed it
     shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _remove_stale(entry: Path, prefix: str) -> None:
-    """Remove what earlier versions of the same data left, and what interrupted writers left a day ago."""
+    """Remove the entries of earlier versions of the same data, and what interrupted writers left over a day ago."""
     version = re.compile(re.escape(prefix) + r"[0-9a-f]+")
     leftover = re.compile(r"\." + re.escape(prefix) + r"[0-9a-f]+\.[0-9a-f]+")
     for other in list(entry.parent.iterdir()):

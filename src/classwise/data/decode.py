@@ -1,4 +1,4 @@
-"""From encoded images to pixels, with Pillow, bounded and with one-line errors."""
+"""Decoding of image files with Pillow, with limits on their size and one-line errors."""
 
 # n images, C channels, H height, W width
 
@@ -21,59 +21,61 @@ from classwise.core.errors import InputError, one_line
 Mode = Literal["L", "RGB"]
 
 MAX_PIXELS = 2**26
-"""Larger images are refused before they are decoded: a file of a few bytes can claim any size."""
+"""Larger images are refused before they are decoded, because a small file can claim any size."""
 
 PART_BYTES = 32 * 2**20
-"""About so many bytes of pixels are decoded at a time."""
+"""The approximate number of bytes of pixels that are decoded at a time."""
 PART_ROWS = 1024
-"""At most so many images are decoded at a time: their files are held meanwhile."""
+"""The maximum number of images that are decoded at a time, because their encoded files are kept in memory."""
 
-GREY = frozenset({"1", "L", "LA", "La"})
+GRAY = frozenset({"1", "L", "LA", "La"})
 PALETTES = frozenset({"P", "PA"})
 
 
 def decoders() -> ThreadPoolExecutor:
-    """Threads to decode with: Pillow decodes most formats outside the interpreter's lock."""
-    Image.init()  # loads all formats now; in threads that would be a race
+    """Return a pool of decoding threads; Pillow releases the GIL for most formats."""
+    Image.init()  # loads all plugins now, because doing so in several threads is a race
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return ThreadPoolExecutor(min(16, available))
 
 
 def rows_at_a_time(shape: Sequence[int]) -> int:
-    """How many images of a shape (C, H, W) make a part."""
+    """Return the number of images of shape (C, H, W) that are decoded at a time."""
     return max(1, min(PART_ROWS, PART_BYTES // math.prod(shape)))
 
 
 def read_header(encoded: bytes | Path, hint: str | None = None) -> Image.Image:
-    """Open an image without decoding it; ``hint`` is a format to try before all the others."""
+    """Open an image without decoding it; ``hint`` is the format to try first."""
     file = io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded
-    if hint not in Image.OPEN:  # some formats are only ever found by way of another: phones' MPO is a JPEG
+    if hint not in Image.OPEN:  # some formats are only detected through another: MPO through JPEG
         return _bounded(Image.open(file))
     try:
-        # Without a hint, Pillow asks every one of its forty formats in turn.
+        # Without a hint, Pillow tries all of its forty formats in turn.
         return _bounded(Image.open(file, formats=(hint,)))
     except UnidentifiedImageError:
         return _bounded(Image.open(file))
 
 
 def mode_of(image: Image.Image) -> Mode:
-    """The mode that keeps what an image shows; transparency is dropped."""
-    return "L" if image.mode in GREY else "RGB"
+    """Return the mode, gray or color, that keeps the content of an image; transparency is dropped."""
+    return "L" if image.mode in GRAY else "RGB"
 
 
 def pixels(image: Image.Image, mode: Mode) -> NDArray[np.uint8]:
-    """(H, W, C) of an image in a mode."""
+    """Return the pixels (H, W, C) of an image in a mode."""
     return _array(_in_mode(image, mode))
 
 
 def cropped(image: Image.Image, mode: Mode, size: tuple[int, int], resize: int) -> NDArray[np.uint8]:
-    """(H, W, C) of the centre of an image whose shorter side was first brought to ``resize`` pixels.
+    """Return the center crop (H, W, C) of an image after resizing its shorter side to ``resize`` pixels.
 
-    Pixel for pixel what torchvision's Resize and CenterCrop make of a Pillow image.
+    The pixels are identical to those of torchvision's Resize and CenterCrop on Pillow images.
     """
     width, height = (resize * length // min(image.size) for length in image.size)
     if width * height > MAX_PIXELS:
-        raise InputError(f"{_size(image.size)} pixels, too narrow to be resized")
+        raise InputError(
+            f"{_size(image.size)} pixels; the aspect ratio is too extreme to be resized to {resize} pixels"
+        )
     top, left = round((height - size[0]) / 2), round((width - size[1]) / 2)
     resized = _in_mode(image, mode).resize((width, height), Image.Resampling.BILINEAR)
     return _array(resized.crop((left, top, left + size[1], top + size[0])))
@@ -86,9 +88,9 @@ def decode(
     where: Callable[[int], str],
     resize: int | None = None,
 ) -> NDArray[np.uint8]:
-    """(n, C, H, W) of images of one height and width, or cut to it where ``resize`` says how.
+    """Return the pixels (n, C, H, W) of images of one size, or of images resized and center-cropped to it.
 
-    ``where`` names the i-th in errors.
+    ``where`` returns the name of the i-th image for error messages.
     """
     found = np.empty((len(encoded), *size, len(mode)), dtype=np.uint8)
     hint = None
@@ -99,7 +101,9 @@ def decode(
                 if resize is not None:
                     found[i] = cropped(image, mode, size, resize)
                 elif image.size != size[::-1]:
-                    raise InputError(f"{_size(image.size)} pixels; expected {_size(size[::-1])} as of every image")
+                    raise InputError(
+                        f"{_size(image.size)} pixels; expected {_size(size[::-1])}, the size of all images"
+                    )
                 else:
                     found[i] = pixels(image, mode)
         except Exception as error:
@@ -115,34 +119,34 @@ def decode_together(
     where: Callable[[int], str],
     resize: int | None = None,
 ) -> NDArray[np.uint8]:
-    """As ``decode``, by several threads."""
+    """Decode as ``decode`` does, in several threads."""
     found = np.empty((len(encoded), len(mode), *size), dtype=np.uint8)
     step = max(1, min(64, len(encoded) // 32))
 
-    def some(start: int) -> None:
+    def decode_slice(start: int) -> None:
         part = slice(start, start + step)
         found[part] = decode(encoded[part], mode, size, lambda i: where(start + i), resize)
 
-    for _ in pool.map(some, range(0, len(encoded), step)):
+    for _ in pool.map(decode_slice, range(0, len(encoded), step)):
         pass
     return found
 
 
 def undecodable(where: str, error: Exception) -> InputError:
-    """The error for an image that cannot be used. Pillow's plugins raise nearly anything on damaged files."""
+    """Return the error for an image that cannot be decoded; Pillow's plugins raise many kinds of exceptions."""
     if isinstance(error, InputError):
         return InputError(f"{where}: {error}")
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return InputError(f"{where}: more than {MAX_PIXELS} pixels")
+        return InputError(f"{where}: more than {MAX_PIXELS} pixels, the maximum")
     if isinstance(error, UnidentifiedImageError):
-        return InputError(f"{where}: not an image in a format that Pillow reads")
+        return InputError(f"{where}: not an image, or in a format that Pillow does not read")
     return InputError(f"{where}: cannot be decoded: {one_line(error)}")
 
 
 def _in_mode(image: Image.Image, mode: Mode) -> Image.Image:
     if image.mode.startswith(("I", "F")):
-        # Pillow would clip such pixels to 255 without a word.
-        raise InputError(f"pixels of mode {image.mode!r}; expected 8 bits a channel")
+        # Pillow would silently clip such pixels to 255.
+        raise InputError(f"pixels of mode {image.mode!r}; expected 8 bits per channel: convert the image")
     if image.mode in PALETTES and "transparency" in image.info:
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)
@@ -157,7 +161,7 @@ def _bounded(image: Image.Image) -> Image.Image:
     width, height = image.size
     if width * height > MAX_PIXELS:
         image.close()
-        raise InputError(f"{_size(image.size)} pixels, more than {MAX_PIXELS}")
+        raise InputError(f"{_size(image.size)} pixels; expected at most {MAX_PIXELS} in total")
     return image
 
 

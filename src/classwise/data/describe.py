@@ -1,4 +1,4 @@
-"""What a data set holds: counts of each class, channel means and deviations, and a sheet of its first images."""
+"""Descriptions of a data set: class counts, channel means and standard deviations, and a contact sheet."""
 
 # N examples, K classes, C channels
 
@@ -16,29 +16,29 @@ from classwise.data.arrays import ImageSet
 from classwise.data.splits import balanced_subset
 
 ROWS = 50
-"""Up to so many classes get a row of the sheet; more share a grid of one image each."""
+"""The maximum number of classes with one row each; more are shown as a grid of one image per class."""
 ACROSS = 10
-"""Images in a row."""
+"""Images per row."""
 CELL = 64
-"""Pixels of an image on the sheet, at most; small ones are enlarged by a whole number."""
+"""The maximum side of an image in pixels; small images are enlarged by an integer factor."""
 NAME_WIDTH = 160
 LINE = 14
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """A data set in numbers."""
+    """Summary statistics of a data set."""
 
     counts: NDArray[np.int64]
-    """(K,) examples of each class."""
+    """The number of examples of each class, (K,)."""
     mean: tuple[float, ...]
-    """(C,) of the pixels in [0, 1]."""
+    """The mean of each channel, (C,), for pixels in [0, 1]."""
     std: tuple[float, ...]
-    """(C,) over all pixels."""
+    """The standard deviation of each channel over all pixels, (C,)."""
 
 
 def describe(images: ImageSet) -> Description:
-    """Count and average, some images at a time."""
+    """Compute class counts, channel means and standard deviations, reading the images in chunks."""
     num_classes = len(images.classes) if images.classes is not None else int(images.labels.max()) + 1
     channels = images.images.shape[1]
     pixels = images.images.size / channels
@@ -57,9 +57,9 @@ def describe(images: ImageSet) -> Description:
 
 
 def contact_sheet(images: ImageSet, names: Sequence[str]) -> Image.Image:
-    """The first images of every class: a row for each, or one image each in a grid where there are many classes.
+    """Draw the first images of every class, one row per class, or one image per class in a grid for many classes.
 
-    ``names`` are printed as they are, cut to what fits; in a grid, the labels.
+    Rows are labeled by ``names``, shortened to fit; a grid is labeled by class numbers.
     """
     few = len(names) <= ROWS
     across = ACROSS if few else math.ceil(math.sqrt(len(names)))
@@ -83,7 +83,7 @@ def contact_sheet(images: ImageSet, names: Sequence[str]) -> Image.Image:
 
 
 def _picture(image: np.ndarray, cell: int) -> Image.Image:
-    """An image of one, three or any other number of channels, of which the first is shown."""
+    """Return a scaled RGB image; of a number of channels other than three, the first is shown."""
     pixels = image if image.dtype == np.uint8 else (image * 255).round().astype(np.uint8)
     shown = pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0]
     found = Image.fromarray(np.ascontiguousarray(shown)).convert("RGB")

@@ -1,4 +1,4 @@
-"""Images in class folders, as most people keep their own."""
+"""Images in class folders."""
 
 # N examples, C channels, H height, W width
 
@@ -19,16 +19,15 @@ from classwise.storage.files import digest_json
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 SPLIT_FOLDERS = {"train": ("train",), "test": ("test", "val", "valid", "validation")}
-"""Folders that may hold a split, most wanted first; any other split is a folder of its own name."""
+"""Folder names of a split, in order of preference; any other split is a folder of its own name."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Images in class sub-folders, ``PATH/<class>/*.png`` or ``PATH/<split>/<class>/*.png``.
+    """Images in class folders, ``PATH/<class>/*.png`` or ``PATH/<split>/<class>/*.png``.
 
-    Classes are the sub-folders in sorted order: those of all splits together, so that a label means the same
-    in each. Without folders for splits, every split is the whole folder. Where grey and colour are mixed, all
-    become colour.
+    The classes are the sorted names of the class folders of all splits, so that labels agree between splits. Without
+    split folders, every split is the whole folder. If gray and color images are mixed, all are converted to color.
     """
 
     path: Path
@@ -53,19 +52,19 @@ class Folder:
         for file, (other, _) in zip(files, headers, strict=True):
             if other != size:
                 raise InputError(
-                    f"{self.name}: images of different sizes: {files[0]} is {size[1]}x{size[0]}, "
-                    f"{file} {other[1]}x{other[0]}"
+                    f"{self.name}: images have different sizes: {files[0]} is {size[1]}x{size[0]}, "
+                    f"{file} is {other[1]}x{other[0]}: resize them to one size"
                 )
         mode: Mode = "L" if all(found == "L" for _, found in headers) else "RGB"
         return Reading(len(files), (len(mode), *size), tuple(classes), image_files(files, labels, mode, size))
 
     def _scan(self) -> tuple[Path, list[str], list[Path], list[int]]:
-        """The folder of the split, the classes, and the image files with their labels, in order."""
+        """Return the folder of the split, the classes, and the image files with their labels, in order."""
         if not self.path.is_dir():
             raise InputError(f"{self.name}: no such folder")
         root, classes = self._split_folder()
         if not classes:
-            raise InputError(f"{self.name}: no sub-folders; expected one for each class")
+            raise InputError(f"{self.name}: no class folders; expected one folder of images for each class")
         files: list[Path] = []
         labels: list[int] = []
         for label, name in enumerate(classes):
@@ -73,12 +72,14 @@ class Folder:
             files += found
             labels += [label] * len(found)
         if not files:
-            raise InputError(f"{self.name}: no image files in {root}; expected {', '.join(sorted(EXTENSIONS))}")
+            raise InputError(
+                f"{self.name}: no image files in the class folders of {root}; expected {', '.join(sorted(EXTENSIONS))}"
+            )
         return root, classes, files, labels
 
     def _split_folder(self) -> tuple[Path, list[str]]:
         known = {name for names in SPLIT_FOLDERS.values() for name in names}
-        # A class may be called "train" too: a split holds folders, a class holds images.
+        # A class may be named "train" too: a split contains folders, a class contains images.
         inside = {name: subfolders(self.path / name) for name in subfolders(self.path) if name in known}
         splits = {name: classes for name, classes in inside.items() if classes}
         if not splits:
@@ -93,7 +94,7 @@ class Folder:
 def image_files(
     files: Sequence[Path], labels: Sequence[int], mode: Mode, size: tuple[int, int], resize: int | None = None
 ) -> Iterator[Part]:
-    """The images of some files, part by part."""
+    """Yield the images of the files, part by part."""
     rows = rows_at_a_time((len(mode), *size))
     with decoders() as pool:
         for begin in range(0, len(files), rows):
@@ -103,9 +104,9 @@ def image_files(
 
 
 def images_below(folder: Path) -> list[Path]:
-    """The image files in a folder and its sub-folders, sorted, without hidden ones."""
+    """Return the image files below a folder, sorted and without hidden ones."""
     found: list[Path] = []
-    # Not every split has every class.
+    # A class may be missing from a split.
     pending = [str(folder)] if folder.is_dir() else []
     try:
         while pending:
@@ -123,7 +124,7 @@ def images_below(folder: Path) -> list[Path]:
 
 
 def states(files: Sequence[Path], root: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of files: what changes when they do."""
+    """Return name, size and modification time of each file, for fingerprints."""
     try:
         found = [file.stat() for file in files]
     except OSError as error:
@@ -133,12 +134,12 @@ def states(files: Sequence[Path], root: Path) -> list[tuple[str, int, int]]:
 
 
 def subfolders(path: Path) -> list[str]:
-    """The names of the folders in a folder, sorted, without hidden ones."""
+    """Return the names of the folders in a folder, sorted and without hidden ones."""
     return [entry.name for entry in entries(path) if entry.is_dir() and not entry.name.startswith(".")]
 
 
 def entries(path: Path) -> list[Path]:
-    """What is in a folder, sorted."""
+    """Return the entries of a folder, sorted."""
     try:
         return sorted(path.iterdir())
     except OSError as error:
@@ -146,12 +147,12 @@ def entries(path: Path) -> list[Path]:
 
 
 def size_of(path: Path) -> tuple[int, int]:
-    """Height and width of an image."""
+    """Return height and width of an image."""
     return _header(path)[0]
 
 
 def _header(path: Path) -> tuple[tuple[int, int], Mode]:
-    """Height and width, and the mode that keeps what the image shows."""
+    """Return height, width and mode of an image."""
     try:
         with read_header(path) as image:
             return (image.height, image.width), mode_of(image)

@@ -1,4 +1,4 @@
-"""Data sets in the parquet layout of the Hugging Face hub: from a mirror, the hub's cache, or the hub itself."""
+"""Data sets in the parquet layout of the Hugging Face hub, from a mirror, the hub's cache or the hub."""
 
 # N examples, C channels, H height, W width
 
@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classwise.core.errors import InputError, one_line, unknown
-from classwise.data.cards import DatasetCard
+from classwise.data.datasets import DatasetCard, imagenet_classes
 from classwise.data.decode import decode_together, decoders, rows_at_a_time
-from classwise.data.places import data_directory
+from classwise.data.directories import data_directory
 from classwise.data.sources import FORMAT, Part, Reading
-from classwise.data.wordnet import IMAGENET
 from classwise.storage.files import digest, digest_json
 
 
@@ -28,8 +27,8 @@ from classwise.storage.files import digest, digest_json
 class HubParquet:
     """A data set in the parquet layout of the Hugging Face hub.
 
-    It is looked for in ``folder``, where that is given; else in the folder that CLASSWISE_DATA names, as
-    ``org/name/.../<split>-*.parquet``, then in the hub's own cache, and is downloaded otherwise.
+    It is read from ``folder`` if given, else from ``org/name/.../<split>-*.parquet`` below CLASSWISE_DATA or from the
+    hub's cache, and is downloaded otherwise.
     """
 
     card: DatasetCard
@@ -49,7 +48,7 @@ class HubParquet:
         return digest(digest_json(reading), *(_identity(shard) for shard in self.shards()))
 
     def shards(self) -> list[Path]:
-        """The parquet files of the split, in order; downloads them if need be."""
+        """Return the parquet files of the split in order, downloading them if necessary."""
         if self.split not in self.card.splits:
             raise unknown(f"split of {self.name}", self.split, self.card.splits)
         assert self.card.hub is not None
@@ -75,12 +74,14 @@ class HubParquet:
                     where = [f"{shard}: row {row}" for row in range(begin, end)].__getitem__
                     yield decode_together(pool, encoded, card.mode, card.size, where, card.resize), labels
                 if end != count:
-                    raise InputError(f"{shard}: {count} rows announced, but not so many there")
+                    raise InputError(
+                        f"{shard}: its metadata and its content differ from {count} rows: download it again"
+                    )
 
     def _classes(self, shard: Path) -> tuple[str, ...]:
-        """The card's names, unless the file says itself which WordNet id each label stands for.
+        """Return the card's class names, unless the file itself gives the WordNet id of each label.
 
-        Copies of one data set number their classes differently: by ids of another version of WordNet, say.
+        Copies of a data set may number the classes differently, for example by ids of another version of WordNet.
         """
         import pyarrow.parquet
 
@@ -92,10 +93,10 @@ class HubParquet:
             ids = len(names) == len(self.card.wnids) and all(re.fullmatch(r"n\d{8}", name) for name in names)
         except (ValueError, KeyError, TypeError, RecursionError):
             return self.card.classes
-        return tuple(IMAGENET.get(name, name) for name in names) if ids else self.card.classes
+        return tuple(imagenet_classes().get(name, name) for name in names) if ids else self.card.classes
 
     def _batches(self, shard: Path) -> Iterator[tuple[list[bytes], NDArray[np.int64]]]:
-        """The encoded images and the labels of a shard, some rows at a time."""
+        """Yield the encoded images and the labels of a shard in chunks."""
         import pyarrow as pa
         import pyarrow.parquet
 
@@ -105,7 +106,7 @@ class HubParquet:
             image = next((column for column in card.image_columns if column in schema.names), None)
             if image is None or card.label_column not in schema.names:
                 wanted = f"{' or '.join(card.image_columns)} and {card.label_column}"
-                raise InputError(f"{shard}: columns {', '.join(schema.names)}; expected {wanted}")
+                raise InputError(f"{shard} has the columns {', '.join(schema.names)}; expected {wanted}")
             kind = schema.field(image).type
             if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
                 raise InputError(f"{shard}: column {image} is {kind}; expected a struct with the field bytes")
@@ -115,7 +116,7 @@ class HubParquet:
             row = 0
             for batch in file.iter_batches(rows_at_a_time(card.shape), columns=[image, card.label_column]):
                 structs, labels = batch.column(image), batch.column(card.label_column)
-                # flatten, unlike field, lets a missing struct be missing bytes as well
+                # flatten, unlike field, turns a missing struct into missing bytes
                 encoded = structs.flatten()[structs.type.get_field_index("bytes")].to_pylist()
                 for what, values in (("image bytes", encoded), ("label", labels.to_pylist())):
                     if None in values:
@@ -129,7 +130,7 @@ class HubParquet:
         names = [f"{split}-*.parquet" for split in self.card.splits[self.split]]
         folders = [f"{self.card.folder}/"] if self.card.folder else ["", "*/"]
         patterns = [folder + name for folder in folders for name in names]
-        # First without the network: once downloaded, the same files serve every later run.
+        # The cache is tried first, so that no later run needs the network.
         for offline in (True, False):
             try:
                 folder = snapshot_download(
@@ -137,19 +138,19 @@ class HubParquet:
                 )
                 if found := find_shards(Path(folder), self.card, self.split):
                     return found
-            except Exception as error:  # the hub, the network and the disk each have errors of their own
+            except Exception as error:  # the hub, the network and the disk raise many kinds of exceptions
                 if offline:
                     continue
                 raise InputError(
                     f"{self.name}: cannot download {repository} from the Hugging Face hub: {one_line(error, 120)}; "
-                    f"offline, set CLASSWISE_DATA to a folder that holds {repository}, "
-                    f"or show where it lies by classwise data prepare {self.name} --from DIR"
+                    f"offline, set CLASSWISE_DATA to a folder that contains {repository}, "
+                    f"or run classwise data prepare {self.name} --from DIR"
                 ) from error
         raise InputError(f"{self.name}: {repository} on the Hugging Face hub has no files {' or '.join(names)}")
 
 
 def find_shards(root: Path, card: DatasetCard, split: str) -> list[Path]:
-    """The files of a split below a folder, in order; none is an empty list, some but not all an error."""
+    """Return the files of a split below a folder in order, or an empty list; an incomplete set is an error."""
     for name in card.splits[split]:
         pattern = re.compile(re.escape(name) + r"-(\d+)(?:-of-(\d+))?.*\.parquet")
         found = sorted(
@@ -161,7 +162,9 @@ def find_shards(root: Path, card: DatasetCard, split: str) -> list[Path]:
             continue
         folders = sorted({str(path.parent.relative_to(root)) for path in found})
         if len(folders) > 1:
-            raise InputError(f"{card.name}: {root} has {name}-*.parquet in several folders: {', '.join(folders)}")
+            raise InputError(
+                f"{card.name}: {root} has {name}-*.parquet in several folders: {', '.join(folders)}; expected one"
+            )
         numbers = [match.groups() for path in found if (match := pattern.fullmatch(path.name))]
         totals = {total for _, total in numbers}
         if totals != {None}:
@@ -172,13 +175,15 @@ def find_shards(root: Path, card: DatasetCard, split: str) -> list[Path]:
                 part = f"{name}-{missing:05}-of-{expected:05}.parquet"
                 raise InputError(f"{card.name}: {part} is missing in {found[0].parent}")
             if len(totals) > 1 or len(present) != expected:
-                raise InputError(f"{card.name}: {found[0].parent} has {name}-*.parquet of more than one version")
+                raise InputError(
+                    f"{card.name}: {found[0].parent} has {name}-*.parquet of more than one version: remove the old ones"
+                )
         return found
     return []
 
 
 def _identity(path: Path) -> str:
-    """Name, size, time and end of a file; the end of a parquet file holds the statistics of its columns."""
+    """Return a fingerprint of name, size, time and end of a file; the end of a parquet file has column statistics."""
     try:
         with path.open("rb") as file:
             state = os.fstat(file.fileno())
@@ -197,7 +202,7 @@ def _row_count(shard: Path) -> int:
 
 @contextmanager
 def _readable(shard: Path) -> Iterator[None]:
-    """Say which file is at fault when parquet cannot be read."""
+    """Name the file in errors of the parquet reader."""
     import pyarrow as pa
 
     try:

@@ -1,68 +1,65 @@
-"""What images are read from, some at a time: the protocol, scikit-learn's digits, and the user's own code."""
+"""Sources of images: their protocol, reading them into memory, and scikit-learn's digits."""
 
 # N examples, C channels, H height, W width
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from classwise.config.plugins import load_attribute
-from classwise.core.errors import InputError, one_line, unknown
+from classwise.core.errors import InputError, unknown
 from classwise.core.progress import SILENT, Progress
 from classwise.data.arrays import ImageSet
-from classwise.data.cards import DATASETS
-from classwise.data.convert import as_image_set
+from classwise.data.datasets import DATASETS
 from classwise.storage.files import digest_json
 
 FORMAT = 1
-"""Part of every fingerprint: raised when the same files would be read into other arrays than before."""
+"""The version of decoding, part of every fingerprint: increase it when the same files give different arrays."""
 
 Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
-"""Some images (n, C, H, W) and their labels (n,)."""
+"""A chunk of images (n, C, H, W) and labels (n,)."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A data set about to be read, part by part, so that it never has to fit into memory."""
+    """An opened source, read in parts so that it never has to fit into memory."""
 
     count: int
-    """N."""
+    """The number of images."""
     shape: tuple[int, int, int]
     """(C, H, W) of every image."""
     classes: tuple[str, ...]
     parts: Iterable[Part]
-    """All images in order; to be walked through once."""
+    """All images in order; can be iterated over once."""
 
 
 class Source(Protocol):
-    """Something that images can be read from."""
+    """A data set split that can be read."""
 
     @property
     def name(self) -> str:
-        """Of the data set, as in reports."""
+        """The name of the data set, as in reports."""
 
     @property
     def split(self) -> str:
-        """Which part of the data set."""
+        """The data split."""
 
     def origin(self) -> str:
-        """Where the images come from, for people."""
+        """Return where the images come from, to be displayed."""
 
     def fingerprint(self) -> str:
-        """Hexadecimal digits that change when the images do; cheap, where that is possible."""
+        """Return hexadecimal digits that change with the images, without reading all of them if possible."""
 
     def open(self) -> Reading:
-        """Begin to read."""
+        """Start reading."""
 
 
 def walk(source: Source, reading: Reading, progress: Progress) -> Iterator[tuple[slice, Part]]:
-    """The parts of a reading with their places among all images; too few or too many are an error."""
+    """Yield the parts of a reading with their slices; the number of images must be the announced one."""
     progress.start(f"decode {source.name}/{source.split}", reading.count)
     start = 0
     for images, labels in reading.parts:
@@ -73,17 +70,20 @@ def walk(source: Source, reading: Reading, progress: Progress) -> Iterator[tuple
         yield part, (images, labels)
         progress.advance(len(images))
     if start != reading.count:
-        raise InputError(f"{source.name}: {reading.count} images announced, but not so many there")
+        raise InputError(
+            f"{source.name}: found {'more' if start > reading.count else start} images; expected {reading.count}: "
+            "the files are damaged or changed while they were read"
+        )
     progress.finish()
 
 
 def read(source: Source, progress: Progress = SILENT) -> ImageSet:
-    """All images of a source, in memory."""
+    """Read all images of a source into memory."""
     return collect(source, source.open(), progress)
 
 
 def collect(source: Source, reading: Reading, progress: Progress) -> ImageSet:
-    """All images of a reading, in memory."""
+    """Read all images of an opened source into memory."""
     images = np.empty((reading.count, *reading.shape), dtype=np.uint8)
     labels = np.empty(reading.count, dtype=np.int64)
     for part, found in walk(source, reading, progress):
@@ -93,10 +93,10 @@ def collect(source: Source, reading: Reading, progress: Progress) -> ImageSet:
 
 @dataclass(frozen=True)
 class Digits:
-    """scikit-learn's 1797 handwritten digits of 8x8 pixels: 110 of each to train on, the other 697 to test.
+    """scikit-learn's 1797 handwritten digits of 8x8 pixels: 110 per class for training, the other 697 for testing.
 
-    The data set has no split of its own; this one is drawn once within each digit, by a generator whose
-    stream numpy guarantees never to change.
+    The data set has no official split. This one is drawn within each class by a generator whose stream numpy
+    guarantees not to change.
     """
 
     split: str = "test"
@@ -115,7 +115,7 @@ class Digits:
         card = DATASETS["digits"]
         if self.split not in card.splits:
             raise unknown("split of digits", self.split, card.splits)
-        from sklearn.datasets import load_digits  # slow to import, and not needed once the images are cached
+        from sklearn.datasets import load_digits  # slow to import, and unnecessary once the images are cached
 
         found = load_digits()
         labels = found.target.astype(np.int64)
@@ -126,36 +126,3 @@ class Digits:
             train[random.permutation(np.flatnonzero(labels == label))[:110]] = True
         rows = np.flatnonzero(train if self.split == "train" else ~train)
         return Reading(len(rows), card.shape, card.classes, [(images[rows], labels[rows])])
-
-
-@dataclass(frozen=True)
-class Factory:
-    """The user's own code, ``package.module:factory`` or ``path/to/file.py:factory``.
-
-    What it returns, or is, may be a pair of images and labels, a Dataset, a DataLoader or an ImageSet. A
-    parameter named ``split`` is told which split is wanted. It may do anything at any time, so nothing of it is kept.
-    """
-
-    spec: str
-    split: str = "test"
-
-    def read(self) -> ImageSet:
-        """All images."""
-        found = load_attribute(self.spec, "data")
-        try:
-            if callable(found):
-                found = found(split=self.split) if _takes_split(found) else found()
-            return as_image_set(found, name=self.spec, split=self.split)  # may run the user's code as well
-        except InputError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise InputError(f"data {self.spec!r}: reading it failed: {one_line(error)}") from error
-
-
-def _takes_split(factory: Any) -> bool:
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # some built-in callables have no signature
-        return False
-    named = any(p.name == "split" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
-    return named or any(p.kind is p.VAR_KEYWORD for p in parameters)

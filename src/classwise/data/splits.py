@@ -1,4 +1,4 @@
-"""Class-balanced choices of examples."""
+"""Class-balanced splits and subsets."""
 
 # N examples, K classes
 
@@ -13,10 +13,10 @@ from classwise.core.errors import InputError
 def balanced_split(
     labels: ArrayLike, per_class: int, seed: int, num_classes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sorted indices for training and for validation, the latter ``per_class`` random examples of each class.
+    """Return sorted indices for training and for validation, the latter ``per_class`` random examples of each class.
 
-    Every class that has examples must keep at least one for training; a class without examples has none in
-    either. Which examples of a class are drawn depends on the seed and on that class alone.
+    Every class with examples must keep at least one for training. The draw for a class depends only on the seed and
+    on that class.
 
     >>> train, validation = balanced_split([0, 0, 0, 1, 1, 1, 1], per_class=2, seed=0, num_classes=2)
     >>> len(train), len(validation)
@@ -26,16 +26,16 @@ def balanced_split(
     chosen = np.zeros(sum(map(len, rows)), dtype=bool)
     for label, own in enumerate(rows):
         if 0 < len(own) <= per_class:
-            needed = f"{per_class + 1} or more to hold out {per_class} a class"
+            needed = f"{per_class + 1} or more to hold out {per_class} per class"
             raise InputError(f"class {label} has {len(own)} examples; expected {needed}")
         chosen[draw(own, per_class, seed, label)] = True
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
 def balanced_subset(labels: ArrayLike, per_class: int, num_classes: int, seed: int | None = None) -> NDArray[np.int64]:
-    """Sorted indices of the first ``per_class`` examples of each class, or of random ones given a seed.
+    """Return sorted indices of the first ``per_class`` examples of each class, or of random ones given a seed.
 
-    A class with fewer gives what it has.
+    A class with fewer examples contributes all of them.
 
     >>> balanced_subset([1, 0, 1, 1, 0], per_class=2, num_classes=3).tolist()
     [0, 1, 2, 4]
@@ -47,7 +47,7 @@ def balanced_subset(labels: ArrayLike, per_class: int, num_classes: int, seed: i
 
 
 def draw(rows: NDArray[np.int64], count: int, seed: int, label: int) -> NDArray[np.int64]:
-    """So many random ones of a class's rows, by the seed and the class alone."""
+    """Return ``count`` random rows of a class; the draw depends only on the seed and the class."""
     if seed < 0:
         raise InputError(f"seed = {seed}; expected 0 or more")
     return np.random.default_rng([seed, label]).permutation(rows)[:count]
@@ -55,7 +55,7 @@ def draw(rows: NDArray[np.int64], count: int, seed: int, label: int) -> NDArray[
 
 def _rows_by_class(labels: ArrayLike, per_class: int, num_classes: int) -> list[NDArray[np.int64]]:
     if per_class < 0:
-        raise InputError(f"{per_class} examples a class; expected 0 or more")
+        raise InputError(f"{per_class} examples per class; expected 0 or more")
     labels = np.asarray(labels)
     wrong = (labels < 0) | (labels >= num_classes)
     if wrong.any():

@@ -33,7 +33,7 @@ from classwise.core.progress import Progress
 from classwise.core.threat import Threat
 from classwise.core.types import Corruption, MeasuredAttack
 from classwise.data import ImageSet, balanced_subset, ordered
-from classwise.data.cards import known_superclasses
+from classwise.data.derived import known_superclasses
 from classwise.evaluation.rounds import Rounds
 from classwise.evaluation.sanity import inspect
 from classwise.evaluation.work import Parts, Work, predict

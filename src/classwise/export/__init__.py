@@ -22,8 +22,8 @@ from classwise.config.spec import Spec, build
 from classwise.core.errors import InputError
 from classwise.export.source import architecture_source
 from classwise.models import MODELS
-from classwise.models.exported import CONFIG, WEIGHTS, ModelConfig, Normalization, TrainedFor
 from classwise.models.load import load_model, run_directory
+from classwise.models.model_config import CONFIG, WEIGHTS, ModelConfig, Normalization, TrainedFor
 from classwise.models.normalize import Normalize
 from classwise.objectives import OBJECTIVES
 from classwise.reporting import ClassReport, load_report

@@ -8,9 +8,8 @@ import inspect
 
 import classwise
 from classwise.config.spec import Spec, convert
-from classwise.models import MODELS, hypersphere, normalize
-from classwise.models.exported import ModelConfig
-from classwise.models.settings import __name__ as settings_name
+from classwise.models import MODELS, hypersphere, normalize, settings
+from classwise.models.model_config import ModelConfig
 
 HEADER = '''\
 """{name}, as classwise {version} builds it (MIT license). Needs torch and safetensors."""
@@ -20,7 +19,7 @@ from __future__ import annotations
 
 LOADER = '''\
 def build() -> nn.Module:
-    """The architecture, freshly initialised."""
+    """The architecture, freshly initialized."""
     return {call}
 
 
@@ -37,18 +36,19 @@ def load(folder: str = ".") -> nn.Module:
 
 
 def architecture_source(config: ModelConfig) -> str:
-    """A module with a function ``load`` that makes the model of an exported directory."""
+    """Return the source of a module whose function ``load`` builds the model of an exported directory."""
     spec = Spec.parse(config.architecture)
-    wrapped = MODELS[spec.name]
-    factory = inspect.unwrap(wrapped)
+    registered = MODELS[spec.name]
+    factory = inspect.unwrap(registered)
     sizes = {"num_classes": config.num_classes, "in_channels": config.in_channels}
-    settings = {**convert(spec.name, wrapped, spec.options), **sizes}
-    head = settings.pop("head", "linear")
-    call = f"{factory.__name__}({', '.join(f'{key}={value!r}' for key, value in settings.items())})"
+    options = {**convert(spec.name, registered, spec.options), **sizes}
+    head, named = options.pop("head", "linear"), options.pop("normalize", None)
+    call = f"{factory.__name__}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
     if head == "hypersphere":
         call = f"with_hypersphere({call})"
-    if config.normalization is not None and settings.get("normalize") is None:
-        # The one that the weights brought.
+    if named is not None:
+        call = f"normalized({call}, *NORMALIZATIONS[{named!r}])"
+    elif config.normalization is not None:  # it came with the weights
         call = f"normalized({call}, mean={config.normalization.mean}, std={config.normalization.std})"
     modules: dict[str, str] = {}
     for name in (normalize.__name__, hypersphere.__name__, factory.__module__):
@@ -58,8 +58,8 @@ def architecture_source(config: ModelConfig) -> str:
 
 
 def _collect(name: str, modules: dict[str, str]) -> None:
-    """A module without its imports from this package, after the modules that it imports from there."""
-    if name in modules or name == settings_name:  # which names types of settings, for annotations only
+    """Add a module, after the modules of this package that it imports, without those imports and its decorators."""
+    if name in modules or name == settings.__name__:  # the types of settings are used in annotations only
         return
     source = inspect.getsource(importlib.import_module(name))
     dropped: set[int] = set()
@@ -70,5 +70,7 @@ def _collect(name: str, modules: dict[str, str]) -> None:
                 _collect(node.module, modules)
             if own or node.module == "__future__":
                 dropped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, ast.FunctionDef):
+            dropped |= {line.lineno for line in node.decorator_list}
     lines = [line for number, line in enumerate(source.splitlines(), 1) if number not in dropped]
     modules[name] = "\n".join(lines).strip() + "\n"

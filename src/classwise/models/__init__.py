@@ -1,8 +1,10 @@
-"""Architectures by name, and everybody else's models.
+"""Architectures by name, and loading of models from files, folders and other libraries.
 
-Every factory takes keyword settings only, among them ``num_classes``, ``in_channels`` and ``normalize``, and
-returns a freshly initialised model that takes NCHW images in [0, 1]. By its registered name it also takes ``head``.
-``load.load_model`` adds the weights.
+Every factory takes keyword settings only, among them ``num_classes``, ``in_channels``, ``normalize`` and ``head``, and
+returns an initialized model that takes NCHW images in [0, 1]. ``load.load_model`` adds the weights.
+
+The architectures are written by hand because libraries do not have their variants for small images with the state-dict
+names of published checkpoints. Imports ``core``, ``config``, ``storage`` and ``metrics``.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable
 from torch import nn
 
 from classwise.models.densenet import DenseNet, densenet121, densenet169
-from classwise.models.hypersphere import HypersphereHead, with_choice_of_head, with_hypersphere
+from classwise.models.hypersphere import HypersphereHead, with_hypersphere
 from classwise.models.inception import GoogLeNet, InceptionV3, googlenet, inception_v3
 from classwise.models.lenet import LeNet, lenet
 from classwise.models.mobilenet import MobileNetV2, mobilenet_v2
@@ -24,7 +26,7 @@ from classwise.models.vgg import VGG, vgg16, vgg19
 from classwise.models.vit import ViT, vit
 from classwise.models.wide_resnet import WideResNet, wide_resnet
 
-_FACTORIES: dict[str, Callable[..., nn.Module]] = {
+MODELS: dict[str, Callable[..., nn.Module]] = {
     "densenet121": densenet121,
     "densenet169": densenet169,
     "digits-cnn": digits_cnn,
@@ -42,7 +44,6 @@ _FACTORIES: dict[str, Callable[..., nn.Module]] = {
     "vit": vit,
     "wide-resnet": wide_resnet,
 }
-MODELS = {name: with_choice_of_head(factory) for name, factory in _FACTORIES.items()}
 
 __all__ = [
     "MODELS",

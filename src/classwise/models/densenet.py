@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.models.initial import he_normal
-from classwise.models.normalize import with_normalization
-from classwise.models.settings import Count, Normalization
+from classwise.models.initialization import he_normal
+from classwise.models.settings import Count, architecture
 
 GROWTH = 32
 """Planes that every layer adds."""
@@ -89,17 +88,13 @@ def _block(in_planes: int, layers: int) -> nn.Sequential:
     return nn.Sequential(*(DenseLayer(in_planes + number * GROWTH) for number in range(layers)))
 
 
-def densenet121(
-    *, num_classes: Count = 10, in_channels: Count = 3, normalize: Normalization | None = None
-) -> nn.Module:
+@architecture
+def densenet121(*, num_classes: Count = 10, in_channels: Count = 3) -> nn.Module:
     """DenseNet-121 for small images."""
-    model = DenseNet((6, 12, 24, 16), num_classes=num_classes, in_channels=in_channels)
-    return with_normalization(model, normalize, in_channels)
+    return DenseNet((6, 12, 24, 16), num_classes=num_classes, in_channels=in_channels)
 
 
-def densenet169(
-    *, num_classes: Count = 10, in_channels: Count = 3, normalize: Normalization | None = None
-) -> nn.Module:
+@architecture
+def densenet169(*, num_classes: Count = 10, in_channels: Count = 3) -> nn.Module:
     """DenseNet-169 for small images."""
-    model = DenseNet((6, 12, 32, 32), num_classes=num_classes, in_channels=in_channels)
-    return with_normalization(model, normalize, in_channels)
+    return DenseNet((6, 12, 32, 32), num_classes=num_classes, in_channels=in_channels)

@@ -15,10 +15,10 @@ from typing import Any
 from torch import nn
 
 from classwise.core.errors import InputError, one_line
-from classwise.models.bounds import check_numbers, no_larger_than_its_weights
-from classwise.models.exported import CONFIG, SCHEMA, read_config
-from classwise.models.extras import optional
+from classwise.models.model_config import CONFIG, SCHEMA, read_config
+from classwise.models.optional_packages import optional
 from classwise.models.preprocess import Prepared, Resize
+from classwise.models.size_limits import check_numbers, no_larger_than_its_weights
 
 PROCESSOR = "preprocessor_config.json"
 FILES = (CONFIG, "*.safetensors", PROCESSOR, "*.safetensors.index.json")

@@ -1,16 +1,11 @@
 """The head of hypersphere embedding (Pang et al., NeurIPS 2020): logits s · cos θ.
 
-θ_k is the angle between the features and the weights of class k. Any architecture gets it by ``head=hypersphere``.
+θ_k is the angle between the features and the weights of class k. Every architecture has it as ``head=hypersphere``.
 """
 
 # B batch, K classes, D features
 
 from __future__ import annotations
-
-import inspect
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +13,12 @@ from torch.nn import functional as F
 
 from classwise.core.errors import InputError
 
-Head = Literal["linear", "hypersphere"]
-"""What the last layer makes of the features."""
-
 
 class HypersphereHead(nn.Linear):
-    """``scale`` times the cosines between the features and the rows of the weight; the gradient passes both lengths.
+    """``scale`` times the cosines between features and weight rows, with gradients through both normalizations.
 
-    The scale is a buffer: saved with the weights, averaged with them, never trained, but free to change in between.
-    It is computed in float32 at the least: in bfloat16 cosines near one are told apart only from 0.004 on.
+    The scale is a buffer: it is saved and averaged with the weights and can be changed, but is not trained. The forward
+    pass is in float32 or higher precision, because bfloat16 resolves cosines near one only to 0.004.
     """
 
     scale: Tensor
@@ -34,7 +26,7 @@ class HypersphereHead(nn.Linear):
     def __init__(self, in_features: int, num_classes: int, scale: float = 15.0) -> None:
         super().__init__(in_features, num_classes, bias=False)
         if not scale > 0:
-            raise InputError(f"scale must be positive, got {scale}")
+            raise InputError(f"scale = {scale}; expected a positive number")
         self.register_buffer("scale", torch.tensor(float(scale)))
 
     def forward(self, features: Tensor) -> Tensor:  # (B, D) -> (B, K)
@@ -47,30 +39,15 @@ class HypersphereHead(nn.Linear):
 
 
 def with_hypersphere(model: nn.Module, scale: float = 15.0) -> nn.Module:
-    """The model with its last linear layer replaced, in place.
+    """Replace the last linear layer of a model in place and return the model.
 
-    The weights are drawn anew: some architectures begin with zeros there, and a zero has no direction.
+    The weights are initialized again, because some architectures start with zeros, which have no direction.
     """
     linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear or not linear[-1][0]:
-        raise InputError("the model has no last linear layer that the hypersphere head could replace")
+        raise InputError("the model has no last linear layer; head=hypersphere replaces it")
     name, last = linear[-1]
     parent, _, leaf = name.rpartition(".")
     head = HypersphereHead(last.in_features, last.out_features, scale).to(last.weight)
     setattr(model.get_submodule(parent), leaf, head)
     return model
-
-
-def with_choice_of_head(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """The factory with one setting more, so that no architecture needs to know of heads."""
-
-    @wraps(factory)
-    def make(*, head: Head = "linear", **settings: Any) -> nn.Module:
-        model = factory(**settings)
-        return with_hypersphere(model) if head == "hypersphere" else model
-
-    own = inspect.signature(factory)
-    setting = inspect.Parameter("head", inspect.Parameter.KEYWORD_ONLY, default="linear", annotation=Head)
-    make.__signature__ = own.replace(parameters=[*own.parameters.values(), setting])  # type: ignore[attr-defined]
-    make.__annotations__ = {**factory.__annotations__, "head": Head}
-    return make

@@ -24,9 +24,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from classwise.models.initial import he_normal
-from classwise.models.normalize import with_normalization
-from classwise.models.settings import Count, Normalization
+from classwise.models.initialization import he_normal
+from classwise.models.settings import Count, architecture
 
 
 class Branches(nn.ModuleDict):
@@ -167,13 +166,13 @@ def _chain(in_planes: int, *layers: tuple[int, int | tuple[int, int]], stride: i
     return chain
 
 
-def googlenet(*, num_classes: Count = 10, in_channels: Count = 3, normalize: Normalization | None = None) -> nn.Module:
+@architecture
+def googlenet(*, num_classes: Count = 10, in_channels: Count = 3) -> nn.Module:
     """GoogLeNet with batch norm, for small images."""
-    return with_normalization(GoogLeNet(num_classes=num_classes, in_channels=in_channels), normalize, in_channels)
+    return GoogLeNet(num_classes=num_classes, in_channels=in_channels)
 
 
-def inception_v3(
-    *, num_classes: Count = 10, in_channels: Count = 3, normalize: Normalization | None = None
-) -> nn.Module:
+@architecture
+def inception_v3(*, num_classes: Count = 10, in_channels: Count = 3) -> nn.Module:
     """Inception-v3 without auxiliary head, for small images."""
-    return with_normalization(InceptionV3(num_classes=num_classes, in_channels=in_channels), normalize, in_channels)
+    return InceptionV3(num_classes=num_classes, in_channels=in_channels)

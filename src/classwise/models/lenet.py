@@ -19,8 +19,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.models.normalize import with_normalization
-from classwise.models.settings import Count, Normalization
+from classwise.models.settings import Count, architecture
 
 FIELD = 32
 """The least height and width that the convolutions see."""
@@ -46,6 +45,7 @@ class LeNet(nn.Module):
         return cast(Tensor, self.fc3(out))
 
 
-def lenet(*, num_classes: Count = 10, in_channels: Count = 1, normalize: Normalization | None = None) -> nn.Module:
+@architecture
+def lenet(*, num_classes: Count = 10, in_channels: Count = 1) -> nn.Module:
     """LeNet-5 with rectifiers."""
-    return with_normalization(LeNet(num_classes=num_classes, in_channels=in_channels), normalize, in_channels)
+    return LeNet(num_classes=num_classes, in_channels=in_channels)

@@ -1,4 +1,4 @@
-"""Models from specs: registered architectures, run directories, the user's own factories, everybody else's models."""
+"""Loading of models from specs: architectures, run directories, user code, and files of other libraries."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from classwise.config.plugins import call_attribute, is_attribute_spec
 from classwise.config.spec import Spec, convert
 from classwise.core.errors import InputError, one_line, unknown
 from classwise.models import MODELS
-from classwise.models.bounds import no_larger_than_its_weights
-from classwise.models.exported import WEIGHTS, exported, read_config
 from classwise.models.heads import Biased
 from classwise.models.hub import folder_of, transformers_model
+from classwise.models.model_config import WEIGHTS, exported, read_config
 from classwise.models.normalize import normalized
 from classwise.models.onnx import OnnxModel
-from classwise.models.scripted import load_script
-from classwise.models.weights import SUFFIXES, load_weights, with_weights
-from classwise.models.zoos import build_zoo, is_zoo, published_weights
+from classwise.models.size_limits import no_larger_than_its_weights
+from classwise.models.timm_torchvision import build_zoo, is_zoo, published_weights
+from classwise.models.torchscript import load_script
+from classwise.models.weights import load_weights, with_weights
+from classwise.models.weights_file import SUFFIXES
 from classwise.storage.files import read_json
 
 WHOLE = ("hf", "onnx", "torchscript")
-"""Prefixes of models that come with their weights."""
+"""Prefixes of specs whose models include their weights."""
 
 CHECKPOINTS = ("best", "last")
-"""The checkpoints of a run directory that a spec may name, as in ``runs/wat@last``; best is the default."""
+"""The checkpoints of a run directory, as in ``runs/wat@last``; the first is the default."""
 
 
 def load_model(
@@ -40,16 +41,17 @@ def load_model(
     allow_untrained: bool = False,
     trust: bool = False,
 ) -> nn.Module:
-    """A model ready to be evaluated: on the CPU, in evaluation mode, weights loaded.
+    """Load a model with its weights, on the CPU and in evaluation mode.
 
-    ``spec`` is a registered architecture with settings (needs ``weights``), a run directory (``DIR`` for
-    its best checkpoint, ``DIR@last`` for its last), ``package.module:factory`` or
-    ``path/to/file.py:factory``, called without arguments, ``timm:NAME``, ``torchvision:NAME``,
-    ``hf:org/name@revision`` or ``hf:DIR``, ``onnx:FILE``, or ``torchscript:FILE``, a program that runs only with
-    ``trust``. A registered name wins over a directory of that name; write ``./resnet18`` for the latter.
-    ``weights`` given with a run directory replace its checkpoint; a normalisation that they bring is put into a
-    registered architecture without one. ``num_classes`` and ``in_channels`` are what the data has; a factory of the
-    user's is not told them.
+    ``spec`` is a registered architecture with settings (needs ``weights``), a run directory (``DIR`` for its best
+    checkpoint, ``DIR@last`` for its last), ``package.module:factory`` or ``path/to/file.py:factory`` (called without
+    arguments), ``timm:NAME``, ``torchvision:NAME``, ``hf:org/name@revision`` or ``hf:DIR``, ``onnx:FILE``, or
+    ``torchscript:FILE`` (executed only with ``trust``). A registered name takes precedence over a directory of that
+    name; use ``./resnet18`` for the latter.
+
+    ``weights`` replaces the checkpoint of a run directory. A normalization in the weights file is added to a registered
+    architecture that has none. ``num_classes`` and ``in_channels`` are those of the data; they are not passed to user
+    code. ``allow_untrained`` permits architectures without weights.
     """
     kind = spec.partition(":")[0]
     run = run_directory(spec)
@@ -57,22 +59,24 @@ def load_model(
     if run is not None:
         folder, which = run
         if weights is not None and which is not None:
-            raise InputError(f"model {spec!r} names its checkpoint, and the weights are another: {weights}")
+            raise InputError(
+                f"model {spec!r} names a checkpoint, but weights {str(weights)!r} are given too; expected one of them"
+            )
         if weights is None:
             weights = folder / "checkpoints" / f"{which or CHECKPOINTS[0]}.safetensors"
         model = _build_of_run(folder, num_classes, in_channels)
         load_weights(model, weights)
     elif kind in WHOLE:
         if weights is not None:
-            raise InputError(f"model {spec!r} has weights of its own: leave out {weights}")
+            raise InputError(f"model {spec!r} includes its weights: leave out the weights {str(weights)!r}")
         model = _load_whole(spec, trust=trust, **sizes)
     elif is_zoo(spec) and weights is None and not allow_untrained:
         published = published_weights(spec)
-        model = build_zoo(spec)  # with the classes and channels of the published weights
+        model = build_zoo(spec)  # with the number of classes and channels of the published weights
         load_weights(model, published)
     else:
         if weights is None and not allow_untrained and _registered(spec):
-            raise InputError(f"model {spec!r} is an architecture without weights: give its weights file too")
+            raise InputError(f"model {spec!r} is an architecture without weights: give a weights file")
         model = build_model(spec, **sizes)
         if weights is not None and _registered(spec):
             model = with_weights(model, weights)
@@ -82,10 +86,10 @@ def load_model(
 
 
 def build_model(spec: str, *, num_classes: int | None = None, in_channels: int | None = None) -> nn.Module:
-    """An architecture as its factory makes it: of a registered name, of another package, or the user's own."""
+    """Build an architecture without loading weights: a registered one, one of timm or torchvision, or user code."""
     name = spec.partition(":")[0].strip()
     if name in WHOLE:
-        raise InputError(f"model {spec!r} comes with its weights: it can be evaluated, but not be built anew")
+        raise InputError(f"model {spec!r} includes its weights: it can be evaluated, but not built without them")
     if _registered(spec):
         return _build_registered(spec, num_classes=num_classes, in_channels=in_channels)
     if is_zoo(spec):
@@ -93,21 +97,23 @@ def build_model(spec: str, *, num_classes: int | None = None, in_channels: int |
     if is_attribute_spec(spec):
         model = call_attribute(spec, "model")
         if not isinstance(model, nn.Module):
-            raise InputError(f"model {spec!r} returned {type(model).__name__}; expected a torch.nn.Module")
+            raise InputError(f"model {spec!r} returned a {type(model).__name__}; expected a torch.nn.Module")
         return model
     if spec.endswith(".py"):
-        raise InputError(f"model {spec!r}: expected the name of a factory in it, as in {spec}:make_model")
+        raise InputError(f"model {spec!r}: expected a factory in the file, as in {spec}:make_model")
     if spec.endswith(SUFFIXES):
-        raise InputError(f"model {spec!r} is a weights file: give the architecture as model, this as weights")
+        raise InputError(
+            f"model {spec!r} is a weights file: give an architecture as the model, and this file as weights"
+        )
     if spec.endswith(".onnx"):
-        raise InputError(f"model {spec!r} is an ONNX file: write onnx:{spec}")
+        raise InputError(f"model {spec!r} is an ONNX file: use onnx:{spec}")
     if "/" in spec or "\\" in spec:
         raise InputError(f"model {spec!r}: no such run directory")
     raise unknown("model", name, MODELS)
 
 
 def is_open_architecture(spec: str) -> bool:
-    """Whether anybody can build it by its name, without code that only its author has."""
+    """Whether a spec names an architecture that can be built without user code."""
     return _registered(spec) or is_zoo(spec)
 
 
@@ -123,11 +129,14 @@ def _load_whole(spec: str, *, num_classes: int | None, in_channels: int | None, 
     config = exported(folder, content)
     if config is None:
         return transformers_model(folder, num_classes)
-    if not is_open_architecture(config.architecture):  # a module's name would run code that the file chooses
-        raise InputError(f"{folder}: architecture {config.architecture[:80]!r} is not one that is known here")
+    if not is_open_architecture(config.architecture):  # a factory spec would execute code chosen by the file
+        raise InputError(
+            f"{folder}: architecture {config.architecture[:80]!r} is unknown; expected a name from classwise list "
+            "models, timm:NAME or torchvision:NAME"
+        )
     for key, wanted in (("num_classes", num_classes), ("in_channels", in_channels)):
         if wanted is not None and getattr(config, key) != wanted:
-            raise InputError(f"model {spec!r} has {key}={getattr(config, key)}, but {wanted} are needed")
+            raise InputError(f"model {spec!r} has {key}={getattr(config, key)}, but the data has {wanted}")
     with no_larger_than_its_weights(folder):
         model = build_model(config.architecture, num_classes=config.num_classes, in_channels=config.in_channels)
     return with_weights(model, folder / WEIGHTS)
@@ -145,15 +154,15 @@ def _build_registered(spec: str, **wanted: int | None) -> nn.Module:
     given = convert(owner, factory, {key: value for key, value in wanted.items() if value is not None})
     for key, value in given.items():
         if settings.setdefault(key, value) != value:
-            raise InputError(f"model {spec!r}: {key}={settings[key]}, but {value} are needed")
+            raise InputError(f"model {spec!r}: {key}={settings[key]}, but the data has {value}")
     try:
         return factory(**settings)
-    except RuntimeError as error:  # torch cannot allocate what was asked for
+    except RuntimeError as error:  # out of memory
         raise InputError(f"model {spec!r} cannot be built: {one_line(error, 120)}") from error
 
 
 def run_directory(spec: str) -> tuple[Path, str | None] | None:
-    """The folder and the checkpoint that a spec names, where it names a directory."""
+    """Return the directory and the checkpoint that a spec names, or None if it names no directory."""
     if not spec or _registered(spec):
         return None
     if Path(spec).is_dir():
@@ -167,10 +176,10 @@ def run_directory(spec: str) -> tuple[Path, str | None] | None:
 
 
 def _build_of_run(folder: Path, num_classes: int | None, in_channels: int | None) -> nn.Module:
-    """The architecture of a run's model, for the classes and channels it was made for."""
+    """Build the architecture of a run's model."""
     path = folder / "run.json"
     if not path.is_file():
-        raise InputError(f"{folder} is not a run directory: it has no run.json")
+        raise InputError(f"{folder} is not a run directory: it contains no run.json")
     run = read_json(path)
     training, repair = (run.get(name) for name in ("training", "repair")) if isinstance(run, dict) else (None, None)
     made = repair if training is None else training
@@ -178,16 +187,16 @@ def _build_of_run(folder: Path, num_classes: int | None, in_channels: int | None
     spec = named.get("model") if isinstance(named, dict) else None
     if not isinstance(made, dict) or not isinstance(spec, str):
         raise InputError(
-            f"{path} names no architecture: it is not the record of a training, nor of the repair of a "
-            "model that can be loaded again"
+            f"{path} names no architecture; expected the record of a training, or of the repair of a model "
+            "that has a spec"
         )
     sizes = {}
     for key, wanted in (("num_classes", num_classes), ("in_channels", in_channels)):
         value = made.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{path}: {key} = {value!r}: expected a number from 1")
+            raise InputError(f"{path}: {key} = {value!r}; expected an integer from 1")
         if wanted is not None and wanted != value:
-            raise InputError(f"model {str(folder)!r} was trained with {key}={value}, but {wanted} are needed")
+            raise InputError(f"model {str(folder)!r} was trained with {key}={value}, but the data has {wanted}")
         sizes[key] = value
     if training is not None:
         return build_model(spec, **sizes)
@@ -195,7 +204,7 @@ def _build_of_run(folder: Path, num_classes: int | None, in_channels: int | None
 
 
 def _build_repaired(path: Path, spec: str, made: Mapping[str, Any], sizes: Mapping[str, int]) -> nn.Module:
-    """The architecture of a repaired model: the original one, with what was put around it."""
+    """Build the architecture of a repaired model, with the wrappers that the repair added."""
     if spec.partition(":")[0] in WHOLE:
         model = _load_whole(spec, trust=False, num_classes=sizes["num_classes"], in_channels=sizes["in_channels"])
     else:

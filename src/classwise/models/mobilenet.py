@@ -21,9 +21,8 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.models.initial import he_normal
-from classwise.models.normalize import with_normalization
-from classwise.models.settings import Count, Normalization
+from classwise.models.initialization import he_normal
+from classwise.models.settings import Count, architecture
 
 ROWS = (
     (1, 16, 1, 1),
@@ -85,8 +84,7 @@ class MobileNetV2(nn.Module):
         return cast(Tensor, self.linear(out.mean((2, 3))))
 
 
-def mobilenet_v2(
-    *, num_classes: Count = 10, in_channels: Count = 3, normalize: Normalization | None = None
-) -> nn.Module:
+@architecture
+def mobilenet_v2(*, num_classes: Count = 10, in_channels: Count = 3) -> nn.Module:
     """MobileNetV2 for small images."""
-    return with_normalization(MobileNetV2(num_classes=num_classes, in_channels=in_channels), normalize, in_channels)
+    return MobileNetV2(num_classes=num_classes, in_channels=in_channels)

@@ -1,8 +1,4 @@
-"""Normalisation as a part of the model, so that everybody else works in [0, 1].
-
-An attack that sees normalised images has to know mean and deviation to keep its radius; a model that
-normalises by itself leaves eps one number everywhere.
-"""
+"""Normalization as a part of the model, so that images are in [0, 1] and eps means the same everywhere."""
 
 # B batch, C channels, H height, W width
 
@@ -15,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from classwise.core.errors import InputError, unknown
-from classwise.models.settings import Normalization
 
 NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    # Over all training pixels. The deviations (0.2023, 0.1994, 0.2010) that many CIFAR-10 scripts carry
-    # are averages of each image's own deviation; a model trained with them needs ``normalized`` and these
-    # numbers.
+    # Over all training pixels. The standard deviations (0.2023, 0.1994, 0.2010) of many CIFAR-10 scripts are averages
+    # over images; a model trained with them needs ``normalized`` with these numbers.
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -30,7 +24,7 @@ NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 
 class Normalize(nn.Module):
-    """``(x - mean) / std``, channel by channel. Both are buffers: saved with the weights, never trained."""
+    """``(x - mean) / std`` for each channel. Both are buffers: saved with the weights, not trained."""
 
     mean: Tensor
     """(C, 1, 1)"""
@@ -40,10 +34,12 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         if not mean or len(mean) != len(std):
-            raise InputError(f"mean {tuple(mean)} and std {tuple(std)}: expected one number a channel in each")
+            raise InputError(f"mean {tuple(mean)} and std {tuple(std)}; expected one number per channel in each")
         values = torch.tensor([list(mean), list(std)], dtype=torch.float32)
         if not bool(values.isfinite().all()) or not bool((values[1] > 0).all()):
-            raise InputError(f"mean {tuple(mean)}, std {tuple(std)}: expected finite means, positive deviations")
+            raise InputError(
+                f"mean {tuple(mean)}, std {tuple(std)}; expected finite means and positive standard deviations"
+            )
         self.register_buffer("mean", values[0].reshape(-1, 1, 1).clone())
         self.register_buffer("std", values[1].reshape(-1, 1, 1).clone())
 
@@ -55,7 +51,7 @@ class Normalize(nn.Module):
 
 
 class Normalized(nn.Module):
-    """A model behind a normalisation; in the state dict its own names get the prefix ``model.``."""
+    """A normalization followed by a model, whose names in the state dict get the prefix ``model.``."""
 
     def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
@@ -67,17 +63,17 @@ class Normalized(nn.Module):
 
 
 def normalized(model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> Normalized:
-    """Put a normalisation in front of a model that was trained on normalised images."""
+    """Add a normalization to a model that was trained on normalized images."""
     return Normalized(model, mean, std)
 
 
-def with_normalization(model: nn.Module, name: Normalization | None, in_channels: int) -> nn.Module:
-    """The model with a named normalisation in front, or as it is for None; every factory ends here."""
+def with_normalization(model: nn.Module, name: str | None, in_channels: int) -> nn.Module:
+    """Add a named normalization to a model; None returns the model unchanged."""
     if name is None:
         return model
     if name not in NORMALIZATIONS:
-        raise unknown("normalisation", name, NORMALIZATIONS)
+        raise unknown("normalization", name, NORMALIZATIONS)
     mean, std = NORMALIZATIONS[name]
     if len(mean) != in_channels:
-        raise InputError(f"normalize={name} is for {len(mean)} channels, the model takes {in_channels}")
+        raise InputError(f"normalize={name} is for {len(mean)} channels, but the model has in_channels={in_channels}")
     return normalized(model, mean, std)

@@ -1,4 +1,4 @@
-"""Models in ONNX files: asked through onnxruntime, they answer, but no gradient comes back."""
+"""ONNX models, run by onnxruntime on the CPU, without gradients."""
 
 # B batch, C channels, H height, W width, K classes
 
@@ -12,50 +12,52 @@ import torch
 from torch import Tensor, nn
 
 from classwise.core.errors import InputError, one_line
-from classwise.models.extras import optional
+from classwise.models.optional_packages import optional
 from classwise.storage.files import digest
 
 LARGEST = 2**31
-"""Bytes; a protocol buffer cannot hold more."""
+"""The largest protocol buffer in bytes."""
 
 
 class OnnxModel(nn.Module):
-    """A session of onnxruntime on the CPU behind a module without parameters."""
+    """An onnxruntime session as a module without parameters."""
 
     has_gradients = False
     fingerprint: Tensor
-    """Of the file; what tells two models without weights apart."""
+    """A digest of the file, which distinguishes models without weights."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         if not path.is_file():
             raise InputError(f"model 'onnx:{path}': no such file")
         if path.stat().st_size > LARGEST:
-            raise InputError(f"{path} is larger than an ONNX file can be")
+            raise InputError(f"{path} has {path.stat().st_size} bytes; an ONNX file has at most {LARGEST}")
         runtime = optional("onnxruntime", "onnx")
         options = runtime.SessionOptions()
-        options.log_severity_level = 4  # errors come as exceptions; its own lines would be in the way
+        options.log_severity_level = 4  # errors are exceptions; nothing is printed
         try:
             self._session: Any = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime has a dozen kinds of its own
-            raise InputError(f"{path} is not a model that onnxruntime can run: {one_line(error, 160)}") from error
+        except Exception as error:  # onnxruntime has many exception classes
+            raise InputError(f"{path} is not an ONNX model that onnxruntime can run: {one_line(error, 160)}") from error
         inputs = self._session.get_inputs()
         if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type != "tensor(float)":
-            wanted = ", ".join(f"{one.type} {one.shape}" for one in inputs)
-            raise InputError(f"{path} takes {wanted[:120]}; expected one batch of images, tensor(float) of NCHW")
+            inputs_text = ", ".join(f"{one.type} {one.shape}" for one in inputs)
+            raise InputError(
+                f"{path} has the inputs {inputs_text[:120]}; expected one batch of images, tensor(float) in NCHW"
+            )
         self.path, self.input = path, inputs[0].name
         batch = inputs[0].shape[0]
         self.batch = batch if isinstance(batch, int) and batch > 0 else None
-        """The number of images it takes at a time, where it is fixed."""
-        mark = bytes.fromhex(digest(path.read_bytes()))
-        self.register_buffer("fingerprint", torch.tensor(list(mark), dtype=torch.uint8))
+        """The batch size, if it is fixed."""
+        fingerprint = bytes.fromhex(digest(path.read_bytes()))
+        self.register_buffer("fingerprint", torch.tensor(list(fingerprint), dtype=torch.uint8))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) -> (B, K)
-        answers: Tensor = _Asked.apply(x, self)  # type: ignore[no-untyped-call]
-        return answers
+        logits: Tensor = _Session.apply(x, self)  # type: ignore[no-untyped-call]
+        return logits
 
-    def ask(self, images: np.ndarray[Any, np.dtype[np.float32]]) -> Tensor:
-        """The first output for these images, in as many batches as it takes."""
+    def run(self, images: np.ndarray[Any, np.dtype[np.float32]]) -> Tensor:
+        """Return the first output, computed in several batches if the batch size is fixed."""
         size = self.batch or len(images)
         parts = []
         for start in range(0, len(images), size):
@@ -66,12 +68,12 @@ class OnnxModel(nn.Module):
         return torch.from_numpy(np.concatenate(parts).astype(np.float32))
 
 
-class _Asked(torch.autograd.Function):
+class _Session(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, model: OnnxModel) -> Tensor:
         ctx.path = model.path
-        return model.ask(x.detach().to("cpu", torch.float32).contiguous().numpy()).to(x.device)
+        return model.run(x.detach().to("cpu", torch.float32).contiguous().numpy()).to(x.device)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise InputError(f"onnx:{ctx.path} has no gradients")
+        raise InputError(f"onnx:{ctx.path} has no gradients: use an attack without gradients, such as square")

@@ -5,7 +5,7 @@ that "Fast is better than free" (Wong et al., ICLR 2020) and "Overfitting in adv
 learning" (Rice et al., ICML 2020) build on: ``conv1, layer1.0.bn1, layer1.0.conv1, ...,
 layer2.0.shortcut.0, bn, linear``.
 
-Two variants are in use. The paper, Wong et al. and Rice et al. normalise and rectify once more after the
+Two variants are in use. The paper, Wong et al. and Rice et al. normalize and rectify once more after the
 last block (``bn``); the widespread CIFAR code pools the sum of the last block directly and has no ``bn``.
 The setting ``final_bn`` chooses; a checkpoint of the other variant does not load.
 """
@@ -20,8 +20,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.models.normalize import with_normalization
-from classwise.models.settings import Count, Normalization
+from classwise.models.settings import Count, architecture
 
 
 class PreActBlock(nn.Module):
@@ -76,13 +75,7 @@ def _stage(in_planes: int, planes: int, blocks: int, stride: int) -> nn.Sequenti
     return nn.Sequential(first, *(PreActBlock(planes, planes, 1) for _ in range(blocks - 1)))
 
 
-def preact_resnet18(
-    *,
-    num_classes: Count = 10,
-    in_channels: Count = 3,
-    final_bn: bool = True,
-    normalize: Normalization | None = None,
-) -> nn.Module:
+@architecture
+def preact_resnet18(*, num_classes: Count = 10, in_channels: Count = 3, final_bn: bool = True) -> nn.Module:
     """Pre-activation ResNet-18 for small images."""
-    model = PreActResNet((2, 2, 2, 2), num_classes=num_classes, in_channels=in_channels, final_bn=final_bn)
-    return with_normalization(model, normalize, in_channels)
+    return PreActResNet((2, 2, 2, 2), num_classes=num_classes, in_channels=in_channels, final_bn=final_bn)

@@ -1,4 +1,4 @@
-"""How others prepare their images, as a part of the model: resized, cropped and normalised from images in [0, 1]."""
+"""Preprocessing as a part of the model: resizing, cropping and normalization of images in [0, 1]."""
 
 # B batch, C channels, H height, W width, K classes
 
@@ -14,16 +14,16 @@ from classwise.core.model_calls import logits_of
 from classwise.models.normalize import Normalize
 
 MODES = {"nearest": "nearest-exact", "bilinear": "bilinear", "bicubic": "bicubic"}
-"""Ways of resizing, by Pillow's names, as torch calls them."""
+"""Pillow's names of resampling filters, and torch's."""
 
 LARGEST = 4096
-"""Pixels along a side that a model may ask for; more is a slip or a trap, not a classifier."""
+"""The largest side in pixels; larger ones are mistakes or hostile."""
 
 
 class Resize(nn.Module):
-    """Resizes as Pillow does, with antialiasing but without rounding to 8 bits, and crops to the middle.
+    """Resize as Pillow does, with antialiasing but without rounding to 8 bits, then center-crop.
 
-    ``size`` is (height, width), or one number for the shorter side.
+    ``size`` is (height, width), or the length of the shorter side.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class Resize(nn.Module):
         super().__init__()
         sides = [*(size if isinstance(size, tuple) else (size,)), *(crop or ())]
         if not all(1 <= side <= LARGEST for side in sides):
-            raise InputError(f"images of {'x'.join(map(str, sides))} pixels: expected sides from 1 to {LARGEST}")
+            raise InputError(f"images of {'x'.join(map(str, sides))} pixels; expected sides from 1 to {LARGEST}")
         if mode not in MODES:
-            raise InputError(f"images resized by {mode!r}: known are {', '.join(MODES)}")
+            raise InputError(f"resampling {mode!r} is not supported; expected one of {', '.join(MODES)}")
         self.size, self.mode, self.crop = size, mode, crop
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W)
@@ -42,12 +42,12 @@ class Resize(nn.Module):
         wanted = self.size if isinstance(self.size, tuple) else _by_shorter_side(height, width, self.size)
         if wanted != (height, width):
             x = F.interpolate(x, wanted, mode=MODES[self.mode], antialias=self.mode != "nearest")
-            x = x.clamp(0, 1)  # bicubic overshoots at edges, where Pillow cuts off
+            x = x.clamp(0, 1)  # bicubic interpolation overshoots at edges; Pillow clips
         if self.crop is None:
             return x
         top, left = ((have - want) // 2 for have, want in zip(wanted, self.crop, strict=True))
         if top < 0 or left < 0:
-            raise InputError(f"images of {wanted[0]}x{wanted[1]} are too small for a crop to {self.crop}")
+            raise InputError(f"images of {wanted[0]}x{wanted[1]} pixels are too small for a crop to {self.crop}")
         return x[:, :, top : top + self.crop[0], left : left + self.crop[1]]
 
     def extra_repr(self) -> str:
@@ -55,7 +55,7 @@ class Resize(nn.Module):
 
 
 class Prepared(nn.Module):
-    """A model behind the preparation of its images; in the state dict its own names get the prefix ``model.``."""
+    """Preprocessing followed by a model, whose names in the state dict get the prefix ``model.``."""
 
     def __init__(self, model: nn.Module, resize: Resize | None, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Prepared(nn.Module):
 
 
 def _by_shorter_side(height: int, width: int, size: int) -> tuple[int, int]:
-    """The height and width of an image whose shorter side becomes ``size``, rounded down as others do.
+    """Return height and width after resizing the shorter side to ``size``, rounded down.
 
     >>> _by_shorter_side(100, 151, 50)
     (50, 75)

@@ -22,8 +22,7 @@ from typing import ClassVar, Literal, cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.models.normalize import with_normalization
-from classwise.models.settings import Count, Normalization
+from classwise.models.settings import Count, architecture
 
 Stem = Literal["small", "imagenet"]
 """What comes before the first block: small images keep their size, large ones are reduced to a quarter."""
@@ -116,37 +115,19 @@ def _stage(
     return nn.Sequential(first, *(block(planes * block.expansion, planes, 1) for _ in range(blocks - 1)))
 
 
-def resnet18(
-    *,
-    num_classes: Count = 10,
-    in_channels: Count = 3,
-    stem: Stem = "small",
-    normalize: Normalization | None = None,
-) -> nn.Module:
+@architecture
+def resnet18(*, num_classes: Count = 10, in_channels: Count = 3, stem: Stem = "small") -> nn.Module:
     """ResNet-18 for small images, or with the stem of the paper."""
-    model = ResNet(BasicBlock, (2, 2, 2, 2), num_classes=num_classes, in_channels=in_channels, stem=stem)
-    return with_normalization(model, normalize, in_channels)
+    return ResNet(BasicBlock, (2, 2, 2, 2), num_classes=num_classes, in_channels=in_channels, stem=stem)
 
 
-def resnet34(
-    *,
-    num_classes: Count = 10,
-    in_channels: Count = 3,
-    stem: Stem = "small",
-    normalize: Normalization | None = None,
-) -> nn.Module:
+@architecture
+def resnet34(*, num_classes: Count = 10, in_channels: Count = 3, stem: Stem = "small") -> nn.Module:
     """ResNet-34 for small images, or with the stem of the paper."""
-    model = ResNet(BasicBlock, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels, stem=stem)
-    return with_normalization(model, normalize, in_channels)
+    return ResNet(BasicBlock, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels, stem=stem)
 
 
-def resnet50(
-    *,
-    num_classes: Count = 10,
-    in_channels: Count = 3,
-    stem: Stem = "small",
-    normalize: Normalization | None = None,
-) -> nn.Module:
+@architecture
+def resnet50(*, num_classes: Count = 10, in_channels: Count = 3, stem: Stem = "small") -> nn.Module:
     """ResNet-50 for small images, or with the stem of the paper."""
-    model = ResNet(Bottleneck, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels, stem=stem)
-    return with_normalization(model, normalize, in_channels)
+    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes=num_classes, in_channels=in_channels, stem=stem)

@@ -1,16 +1,50 @@
-"""The types of settings that model factories share."""
+"""Settings of model factories: their types, and those that every architecture has."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from torch import nn
+
+from classwise.models.hypersphere import with_hypersphere
+from classwise.models.normalize import with_normalization
 
 Count = Annotated[int, Field(ge=1, le=100_000)]
 """A number of classes, channels or layers."""
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
-"""The probability of dropping a value."""
+"""A dropout probability."""
 
 Normalization = Literal["cifar10", "cifar100", "imagenet", "mnist"]
-"""A data set whose channel means and deviations a model may subtract and divide by."""
+"""A data set whose channel means and standard deviations a model can use."""
+
+Head = Literal["linear", "hypersphere"]
+"""The last layer."""
+
+_SHARED = {"normalize": (Normalization | None, None), "head": (Head, "linear")}
+
+
+def architecture(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Decorate a model factory: add the settings ``normalize`` and ``head``.
+
+    The factory takes keyword settings only, among them ``num_classes`` and ``in_channels``.
+    """
+    own = inspect.signature(factory)
+
+    @wraps(factory)
+    def make(*, normalize: str | None = None, head: Head = "linear", **settings: Any) -> nn.Module:
+        in_channels = settings.get("in_channels", own.parameters["in_channels"].default)
+        model = with_normalization(factory(**settings), normalize, in_channels)
+        return with_hypersphere(model) if head == "hypersphere" else model
+
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in _SHARED.items()
+    ]
+    make.__signature__ = own.replace(parameters=[*own.parameters.values(), *shared])  # type: ignore[attr-defined]
+    make.__annotations__ = {**factory.__annotations__, **{name: kind for name, (kind, _) in _SHARED.items()}}
+    return make

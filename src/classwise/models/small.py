@@ -14,8 +14,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from classwise.models.normalize import with_normalization
-from classwise.models.settings import Count, Normalization, Probability
+from classwise.models.settings import Count, Probability, architecture
 
 
 class DigitsCNN(nn.Module):
@@ -85,19 +84,13 @@ class SmallCNN(nn.Module):
         return cast(Tensor, self.classifier(self.feature_extractor(x).flatten(1)))
 
 
-def digits_cnn(*, num_classes: Count = 10, in_channels: Count = 1, normalize: Normalization | None = None) -> nn.Module:
+@architecture
+def digits_cnn(*, num_classes: Count = 10, in_channels: Count = 1) -> nn.Module:
     """The network of the demo, for 8x8 images."""
-    model = DigitsCNN(num_classes=num_classes, in_channels=in_channels)
-    return with_normalization(model, normalize, in_channels)
+    return DigitsCNN(num_classes=num_classes, in_channels=in_channels)
 
 
-def small_cnn(
-    *,
-    num_classes: Count = 10,
-    in_channels: Count = 1,
-    dropout: Probability = 0.5,
-    normalize: Normalization | None = None,
-) -> nn.Module:
+@architecture
+def small_cnn(*, num_classes: Count = 10, in_channels: Count = 1, dropout: Probability = 0.5) -> nn.Module:
     """The MNIST network of TRADES, for 28x28 images."""
-    model = SmallCNN(num_classes=num_classes, in_channels=in_channels, dropout=dropout)
-    return with_normalization(model, normalize, in_channels)
+    return SmallCNN(num_classes=num_classes, in_channels=in_channels, dropout=dropout)

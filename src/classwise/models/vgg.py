@@ -21,9 +21,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from classwise.models.initial import he_normal
-from classwise.models.normalize import with_normalization
-from classwise.models.settings import Count, Normalization
+from classwise.models.initialization import he_normal
+from classwise.models.settings import Count, architecture
 
 PLANES = (64, 128, 256, 512, 512)
 
@@ -48,13 +47,13 @@ class VGG(nn.Module):
         return cast(Tensor, self.classifier(self.features(x).mean((2, 3))))
 
 
-def vgg16(*, num_classes: Count = 10, in_channels: Count = 3, normalize: Normalization | None = None) -> nn.Module:
+@architecture
+def vgg16(*, num_classes: Count = 10, in_channels: Count = 3) -> nn.Module:
     """VGG-16 with batch norm and one linear layer."""
-    model = VGG((2, 2, 3, 3, 3), num_classes=num_classes, in_channels=in_channels)
-    return with_normalization(model, normalize, in_channels)
+    return VGG((2, 2, 3, 3, 3), num_classes=num_classes, in_channels=in_channels)
 
 
-def vgg19(*, num_classes: Count = 10, in_channels: Count = 3, normalize: Normalization | None = None) -> nn.Module:
+@architecture
+def vgg19(*, num_classes: Count = 10, in_channels: Count = 3) -> nn.Module:
     """VGG-19 with batch norm and one linear layer."""
-    model = VGG((2, 2, 4, 4, 4), num_classes=num_classes, in_channels=in_channels)
-    return with_normalization(model, normalize, in_channels)
+    return VGG((2, 2, 4, 4, 4), num_classes=num_classes, in_channels=in_channels)

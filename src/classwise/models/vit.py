@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from classwise.core.errors import InputError
-from classwise.models.normalize import with_normalization
-from classwise.models.settings import Count, Normalization
+from classwise.models.settings import Count, architecture
 
 
 class Patches(nn.Module):
@@ -134,6 +133,7 @@ class ViT(nn.Module):
         return torch.cat([first, resized.flatten(2).transpose(1, 2)], 1)
 
 
+@architecture
 def vit(
     *,
     patch: Count = 4,
@@ -143,10 +143,9 @@ def vit(
     image_size: Count = 32,
     num_classes: Count = 10,
     in_channels: Count = 3,
-    normalize: Normalization | None = None,
 ) -> nn.Module:
     """Vision transformer: ViT-Ti with 4x4 patches; ViT-S is dim=384, heads=6."""
-    model = ViT(
+    return ViT(
         patch=patch,
         dim=dim,
         depth=depth,
@@ -155,4 +154,3 @@ def vit(
         num_classes=num_classes,
         in_channels=in_channels,
     )
-    return with_normalization(model, normalize, in_channels)

@@ -3,54 +3,29 @@
 Weights are data: nothing in a file is ever run, whatever its suffix. Files are mapped rather than read, so that what a
 file claims to hold costs no memory until it has been found to fit. Names are matched strictly, once the few prefixes
 that wrappers leave in them are off. Passed over are only batch norm's and weight averaging's counters, the block that
-TRADES never uses, the second copy that the robustness library keeps, and a normalisation that is the model's own. Every
+TRADES never uses, the second copy that the robustness library keeps, and a normalization that is the model's own. Every
 fault of a file is one line that names the file and what is wrong in it; what was taken off is one line in the log.
 """
 
 from __future__ import annotations
 
 import logging
-import pickle
-import re
-import warnings
-import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from classwise.core.errors import InputError, one_line
+from classwise.core.errors import InputError
 from classwise.models.normalize import NORMALIZATIONS, Normalize, normalized
-from classwise.models.pickles import check_unfolding
+from classwise.models.weights_file import Stored, quoted, read_file
 from classwise.storage.files import digest
-
-WRAPPERS = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-    "net",
-    "network",
-    "model_ema",
-    "ema",
-    "state_dict_ema",
-    "ema_state_dict",
-    "ema_model_state_dict",
-)
-"""Keys under which training scripts keep the weights. The first one present wins: weights before averages."""
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.", "ema_model.", "ema.", "0.", "1.")
 """What DataParallel, torch.compile, wrappers and Sequential put before every name."""
 
-LEGACY_PICKLES = 5
-"""In the older format: a magic number, the version, the machine, what was saved, and the keys of its storages."""
-
 ATTACKER = "attacker"
 """Under which models of the robustness library keep the whole model once more."""
-
-SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt", ".tar")
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -61,30 +36,22 @@ _DEVIATIONS = ("std", "sigma", "new_std")
 _LOG = logging.getLogger(__name__)
 
 
-class Stored(NamedTuple):
-    """What a file holds."""
-
-    state: dict[str, Tensor]
-    notes: list[str]
-    """What was taken off to get at it."""
-
-
 def load_weights(model: nn.Module, path: Path | str) -> None:
     """Fill a model with a file's weights, cast to the model's types; on an error the model is untouched."""
-    _fill(model, Path(path), _read(Path(path)))
+    _fill(model, Path(path), read_file(Path(path)))
 
 
 def with_weights(model: nn.Module, path: Path | str) -> nn.Module:
-    """The model filled with a file's weights, behind the normalisation that the file brings where it has none."""
+    """The model filled with a file's weights, behind the normalization that the file brings where it has none."""
     path = Path(path)
-    stored = _read(path)
+    stored = read_file(path)
     own = any(isinstance(module, Normalize) for module in model.modules())
     if not own and not any(map(_is_normalization, model.state_dict())):
         found = _stored_normalization(path, stored.state)
         if found is not None:
             mean, std = found
             model = normalized(model, mean, std)
-            stored.notes.append(f"its normalisation, mean {_numbers(mean)} and deviation {_numbers(std)}, put in")
+            stored.notes.append(f"its normalization, mean {_numbers(mean)} and deviation {_numbers(std)}, put in")
     _fill(model, path, stored)
     return model
 
@@ -117,86 +84,10 @@ def _fill(model: nn.Module, path: Path, stored: Stored) -> None:
         # A mask among the buffers may hold infinities; a weight may not.
         usable = value.isfinite() if name in trained else ~value.isnan()
         if not bool(usable.all()):
-            raise InputError(f"{path}: {_quote(name)} holds values that are not finite")
+            raise InputError(f"{path}: {quoted(name)} holds values that are not finite")
     model.load_state_dict({**model.state_dict(), **cast})
     if notes:
         _LOG.info("%s: %s", path, "; ".join(notes))
-
-
-def read_weights(path: Path | str) -> dict[str, Tensor]:
-    """The tensors of a weights file by name, as they are stored, out of the wrappers in ``WRAPPERS``.
-
-    ``.safetensors``, or ``.pt``, ``.pth``, ``.ckpt`` and ``.tar`` of ``torch.save``. Pickles are read by
-    torch's restricted unpickler only; one that needs more than tensors and plain values is refused.
-    """
-    return _read(Path(path)).state
-
-
-def _read(path: Path) -> Stored:
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"weights {str(path)!r}: expected a file that ends in {', '.join(SUFFIXES)}")
-    if not path.is_file():
-        raise InputError(f"weights {str(path)!r}: no such file")
-    loaded: Any
-    try:
-        loaded = (safetensors.torch.load_file if path.suffix.lower() == ".safetensors" else _unpickled)(path)
-    except InputError:
-        raise
-    except pickle.UnpicklingError as error:
-        wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if wanted is None:
-            raise InputError(f"{path} is damaged or not a file of weights") from error
-        raise InputError(
-            f"{path} is refused: reading it would run {wanted[1]}; save the state dict alone instead"
-        ) from error
-    # What a damaged or hostile file raises depends on where the reader stumbles: OSError, EOFError, KeyError,
-    # RuntimeError, SafetensorError, ...
-    except Exception as error:
-        raise InputError(f"{path} is damaged or not a file of weights: {one_line(error, 120)}") from error
-    return _tensors(path, loaded)
-
-
-def _unpickled(path: Path) -> Any:
-    """What ``torch.save`` wrote, by torch's restricted unpickler."""
-    with path.open("rb") as file:
-        is_zip = file.read(4) == b"PK\x03\x04"  # as torch tells the two formats apart
-        file.seek(0)
-        if not is_zip:
-            for _ in range(LEGACY_PICKLES):
-                check_unfolding(path, file)
-    if is_zip:
-        _check_archive(path)
-    with warnings.catch_warnings():
-        # Remarks on odd pickles, addressed to the author of the file.
-        warnings.simplefilter("ignore")
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-
-
-def _check_archive(path: Path) -> None:
-    """Refuse what ``torch.save`` never writes: programs, paths out of the archive, and entries that grow when read."""
-    with zipfile.ZipFile(path) as archive:
-        entries = archive.infolist()
-        _check_entries(path, entries)
-        for entry in entries:
-            if entry.filename.endswith(".pkl"):
-                with archive.open(entry) as file:
-                    check_unfolding(path, cast(BinaryIO, file))
-
-
-def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
-    if any(entry.filename.split("/")[1:] == ["constants.pkl"] for entry in entries):
-        raise InputError(
-            f"{path} is a TorchScript program, not weights: as a model it is torchscript:{path} with --trust"
-        )
-    size = path.stat().st_size
-    for entry in entries:
-        parts = entry.filename.replace("\\", "/").split("/")
-        if ".." in parts or not parts[0]:
-            raise InputError(f"{path} is refused: its entry {_quote(entry.filename)} leads out of the archive")
-        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > size:
-            raise InputError(f"{path} is refused: its entry {_quote(entry.filename)} grows when it is read")
-    if sum(entry.file_size for entry in entries) > size:
-        raise InputError(f"{path} is refused: its entries overlap")
 
 
 def digest_model(model: nn.Module) -> str:
@@ -207,40 +98,6 @@ def digest_model(model: nn.Module) -> str:
             flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             parts += [f"{name} {tuple(value.shape)} {value.dtype}", flat.numpy().data]
     return digest(*parts)
-
-
-def _tensors(path: Path, loaded: Any) -> Stored:
-    """The state dict in what a file held."""
-    wrappers: list[str] = []
-    for _ in WRAPPERS:  # wrappers may be nested; no file needs more levels than there are names
-        if not isinstance(loaded, Mapping) or all(isinstance(value, Tensor) for value in loaded.values()):
-            break
-        key = next((key for key in WRAPPERS if isinstance(loaded.get(key), Mapping)), None)
-        if key is None:
-            break
-        loaded = loaded[key]
-        wrappers.append(key)
-    if not isinstance(loaded, Mapping):
-        raise InputError(f"{path} holds {type(loaded).__name__}; expected a state dict")
-    if not loaded:
-        raise InputError(f"{path} holds no weights")
-    for name, value in loaded.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise InputError(
-                f"{path}: {_quote(name)} is {type(value).__name__}; expected a state dict, plain or under "
-                + ", ".join(WRAPPERS[:4])
-            )
-        if not _is_dense(value):
-            raise InputError(f"{path}: {_quote(name)} is not a dense tensor")
-    notes = [f"taken out of {' > '.join(map(repr, wrappers))}"] if wrappers else []
-    return Stored({name: value.detach() for name, value in loaded.items()}, notes)
-
-
-def _is_dense(value: Tensor) -> bool:
-    """Whether every element is there: sparse, meta and expanded tensors claim any shape in a few bytes."""
-    if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
-        return False
-    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def _rename(state: Mapping[str, Tensor], expected: Collection[str]) -> tuple[dict[str, Tensor], str]:
@@ -284,7 +141,7 @@ def _check_shapes(path: Path, state: Mapping[str, Tensor], expected: Mapping[str
         return
     name = wrong[0]
     stored, needed = state[name].shape, expected[name].shape
-    text = f"{path}: {_quote(name)} has shape {_numbers(stored)}, the model needs {_numbers(needed)}"
+    text = f"{path}: {quoted(name)} has shape {_numbers(stored)}, the model needs {_numbers(needed)}"
     if head is not None and name.startswith(f"{head}.") and stored[1:] == needed[1:] and len(stored) > 0:
         text += f": the file has {stored[0]} classes, the model {needed[0]} (num_classes={stored[0]})"
     elif len(wrong) > 1:
@@ -302,7 +159,7 @@ def _cast(path: Path, name: str, value: Tensor, like: Tensor) -> Tensor:
     """The value in the type of the model's own tensor: floats to floats, everything else to its like."""
     known = value.dtype in _FLOATS if like.is_floating_point() else value.dtype == like.dtype
     if not known:
-        raise InputError(f"{path}: {_quote(name)} is {value.dtype}; the model needs {like.dtype}")
+        raise InputError(f"{path}: {quoted(name)} is {value.dtype}; the model needs {like.dtype}")
     return value.to(like.dtype)
 
 
@@ -317,14 +174,14 @@ def _is_normalization(name: str) -> bool:
 
 
 def _check_normalization(path: Path, found: Mapping[str, Tensor], model: nn.Module) -> None:
-    """A file's own normalisation must be the model's: with another every number would be wrong, silently."""
+    """A file's own normalization must be the model's: with another every number would be wrong, silently."""
     own = next((module for module in model.modules() if isinstance(module, Normalize)), None)
     for name, value in found.items():
         which = 0 if _leaf(name) in _MEANS else 1
         if own is None:
-            # No normalisation is mean 0 and deviation 1, for any number of channels.
+            # No normalization is mean 0 and deviation 1, for any number of channels.
             needed = [float(which)] * min(value.numel(), 16)
-            has = "does not normalise"
+            has = "does not normalize"
         else:
             needed = (own.mean, own.std)[which].flatten().tolist()
             has = f"has {_numbers(needed)}"
@@ -333,7 +190,7 @@ def _check_normalization(path: Path, found: Mapping[str, Tensor], model: nn.Modu
         named = [key for key, pair in NORMALIZATIONS.items() if _same(value, pair[which])]
         hint = f" (normalize={named[0]})" if named else ""
         stored = _numbers(value.flatten()[:4].tolist())
-        raise InputError(f"{path} has its own normalisation, {_quote(name)} {stored}{hint}; the model {has}")
+        raise InputError(f"{path} has its own normalization, {quoted(name)} {stored}{hint}; the model {has}")
 
 
 def _stored_normalization(path: Path, state: Mapping[str, Tensor]) -> tuple[list[float], list[float]] | None:
@@ -345,11 +202,11 @@ def _stored_normalization(path: Path, state: Mapping[str, Tensor]) -> tuple[list
             return None
         name, first = next(iter(found.items()))
         if not 1 <= first.numel() <= 16 or first.dtype not in _FLOATS:
-            raise InputError(f"{path}: {_quote(name)} is not a normalisation: {first.dtype} of {first.numel()} numbers")
+            raise InputError(f"{path}: {quoted(name)} is not a normalization: {first.dtype} of {first.numel()} numbers")
         values = [float(value) for value in first.flatten()]
         for other, value in found.items():
             if not _same(value, values):
-                raise InputError(f"{path} has two normalisations: {_quote(name)} and {_quote(other)} differ")
+                raise InputError(f"{path} has two normalizations: {quoted(name)} and {quoted(other)} differ")
         pair.append((values, all(abs(value - nothing) < 1e-6 for value in values)))
     (mean, zero), (std, one) = pair
     return None if zero and one else (mean, std)
@@ -377,11 +234,5 @@ def _numbers(values: Iterable[float]) -> str:
     return f"({', '.join(texts[:8])}{', ...' if len(texts) > 8 else ''})"
 
 
-def _quote(name: object) -> str:
-    """A name out of a file, which may be anything: on one line and not too long."""
-    text = repr(name) if isinstance(name, str) else f"a key of type {type(name).__name__}"
-    return text if len(text) <= 100 else text[:100] + "..."
-
-
 def _first(names: list[str]) -> str:
-    return ", ".join(map(_quote, names[:3])) + (", ..." if len(names) > 3 else "")
+    return ", ".join(map(quoted, names[:3])) + (", ..." if len(names) > 3 else "")

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from classwise.core.errors import InputError
-from classwise.models.normalize import with_normalization
-from classwise.models.settings import Count, Normalization, Probability
+from classwise.models.settings import Count, Probability, architecture
 
 
 class WideBlock(nn.Module):
@@ -102,6 +101,7 @@ class WideResNet(nn.Module):
         return cast(Tensor, self.fc(out.mean((2, 3))))
 
 
+@architecture
 def wide_resnet(
     *,
     depth: Count = 34,
@@ -109,8 +109,6 @@ def wide_resnet(
     num_classes: Count = 10,
     in_channels: Count = 3,
     dropout: Probability = 0.0,
-    normalize: Normalization | None = None,
 ) -> nn.Module:
     """Wide ResNet of any depth 6n + 4 (or 6n + 2): WRN-34-10 is depth=34, width=10."""
-    model = WideResNet(depth=depth, width=width, num_classes=num_classes, in_channels=in_channels, dropout=dropout)
-    return with_normalization(model, normalize, in_channels)
+    return WideResNet(depth=depth, width=width, num_classes=num_classes, in_channels=in_channels, dropout=dropout)

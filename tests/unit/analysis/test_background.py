@@ -15,12 +15,12 @@ from classwise.analysis import background
 from classwise.analysis.background import assignments
 from classwise.analysis.foreground import foregrounds
 from classwise.core.errors import InputError
-from classwise.data.derived import on_colours
+from classwise.data.derived import on_colors
 
 
 def test_ink_is_white_on_the_colour_of_the_ground() -> None:
     x = torch.tensor([[[[0.0, 1.0], [0.5, 0.0]]]])
-    found = on_colours(x, torch.tensor([[0.2, 0.0, 1.0]]))
+    found = on_colors(x, torch.tensor([[0.2, 0.0, 1.0]]))
     assert torch.allclose(found[0, :, 0, 0], torch.tensor([0.2, 0.0, 1.0]))
     assert torch.allclose(found[0, :, 0, 1], torch.ones(3))
     assert torch.allclose(found[0, :, 1, 0], torch.tensor([0.6, 0.5, 1.0]))

@@ -9,7 +9,7 @@ from classwise.config.recipes import Recipe, load_recipe, parse_overrides, recip
 from classwise.config.spec import Spec, build, convert
 from classwise.core.errors import InputError
 from classwise.core.threat import Threat
-from classwise.data.cards import DATASETS
+from classwise.data.datasets import DATASETS
 from classwise.models import MODELS
 from classwise.policies import POLICIES
 from classwise.training.optimizers import OPTIMIZERS

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from classwise.core.errors import InputError
-from classwise.data import ImageSet, arrays, materialise
+from classwise.data import ImageSet, arrays, materialize
 from classwise.data import cache as disk
 from classwise.data.sources import Reading
 
@@ -42,8 +42,8 @@ def build(images=UINT8, labels=(0, 1), classes=("a", "b")):
         (UINT8[:0], np.zeros(0, int), "at least one"),
         (UINT8[:, :0], (0, 1), "shape (2, 0, 2, 2)"),
         (UINT8.astype(np.int64), (0, 1), "images are int64; expected uint8, or float32 in [0, 1]"),
-        (UINT8.astype(np.float32), (0, 1), "pixels lie in [0, 23]; expected [0, 1]; divide by 255?"),
-        (FLOAT * 4 - 2, (0, 1), "is normalisation applied? it belongs inside the model"),
+        (UINT8.astype(np.float32), (0, 1), "pixels lie in [0, 23]; expected [0, 1]; divide by 255"),
+        (FLOAT * 4 - 2, (0, 1), "if they are normalized, move the normalization into the model"),
         (FLOAT - 2e-6, (0, 1), "pixels lie in [-2e-06"),
         (np.where(np.arange(2).reshape(2, 1, 1, 1) == 1, np.nan, FLOAT), (0, 1), "image 1 has NaN pixels"),
         (np.where(FLOAT > 0.05, np.inf, FLOAT), (0, 1), "inf]"),
@@ -92,11 +92,11 @@ def test_take_and_counts():
     assert made.counts(3).tolist() == [1, 1, 0]
     with pytest.raises(InputError, match=r"label 1 at index 1; expected 0\.\.0"):
         made.counts(1)
-    with pytest.raises(InputError, match=r"index 2 is not in 0\.\.1"):
+    with pytest.raises(InputError, match=r"index 2 is out of range; expected 0\.\.1"):
         made.take([0, 2])
     with pytest.raises(InputError, match="index -1"):
         made.take([-1])
-    with pytest.raises(InputError, match="no examples"):
+    with pytest.raises(InputError, match="no examples are selected"):
         made.take([])
 
 
@@ -150,7 +150,7 @@ def same(found: ImageSet) -> bool:
 
 def test_second_time_from_disk(cache):
     source = Fake()
-    first, second = materialise(source), materialise(source)
+    first, second = materialize(source), materialize(source)
     assert len(source.reads) == 1
     for found in (first, second):
         assert isinstance(found.images, np.memmap)
@@ -169,7 +169,7 @@ def test_second_time_from_disk(cache):
 
 def test_what_is_wrong_is_said_and_not_kept(cache):
     with pytest.raises(InputError, match=r"label 7 at index 1; expected 0\.\.1"):
-        materialise(Fake(labels=(0, 7)))
+        materialize(Fake(labels=(0, 7)))
     assert list(cache.iterdir()) == []
 
 
@@ -202,13 +202,13 @@ def rename_class(path: Path) -> None:
 )
 def test_a_harmed_entry_is_noticed_and_built_again(cache, file, harm):
     source = Fake()
-    materialise(source)
+    materialize(source)
     harm(cache / "fake-test-a0" / file)
-    found = materialise(source)
+    found = materialize(source)
     assert len(source.reads) == 2
     assert same(found)
     assert found.classes == ("a", "b")
-    materialise(source)
+    materialize(source)
     assert len(source.reads) == 2
     assert [entry.name for entry in cache.iterdir()] == ["fake-test-a0"]
 
@@ -216,15 +216,15 @@ def test_a_harmed_entry_is_noticed_and_built_again(cache, file, harm):
 @pytest.mark.parametrize("content", ["[]", "3", "{}", "null", '{"seal": 1}', "{"])
 def test_a_meta_file_of_another_kind(cache, content):
     source = Fake()
-    materialise(source)
+    materialize(source)
     (cache / "fake-test-a0" / "meta.json").write_text(content)
-    assert same(materialise(source))
+    assert same(materialize(source))
     assert len(source.reads) == 2
 
 
 def test_a_pickle_in_the_cache_is_not_loaded(cache):
     source = Fake()
-    materialise(source)
+    materialize(source)
     path = cache / "fake-test-a0" / "labels.npy"
     with path.open("wb") as file:
         np.save(file, np.array([object()], dtype=object), allow_pickle=True)
@@ -233,26 +233,26 @@ def test_a_pickle_in_the_cache_is_not_loaded(cache):
     meta["files"]["labels"] = disk._measure(path)
     meta["seal"] = disk.digest_json(meta)
     (path.parent / "meta.json").write_text(json.dumps(meta))
-    assert same(materialise(source))
+    assert same(materialize(source))
     assert len(source.reads) == 2
 
 
 def test_a_changed_source_replaces_its_old_entry_and_no_other(cache):
     for source in (Fake(), Fake(split="train"), Fake(name="other-fake"), Fake(name="fake-test")):
-        materialise(source)
+        materialize(source)
     old = cache / ".fake-test-a0.123abc"
     young = cache / ".fake-test-a0.456def"
     for leftover in (old, young):
         leftover.mkdir()
     os.utime(old, (time.time() - 2 * 86400,) * 2)
     changed = Fake(version="b1")
-    assert same(materialise(changed))
+    assert same(materialize(changed))
     expected = {"fake-test-b1", "fake-train-a0", "other-fake-test-a0", "fake-test-test-a0", young.name}
     assert {entry.name for entry in cache.iterdir()} == expected
 
 
 def test_names_that_are_no_file_names(cache):
-    assert same(materialise(Fake(name="folder:/some/where/" + 300 * "x")))
+    assert same(materialize(Fake(name="folder:/some/where/" + 300 * "x")))
     assert len(list(cache.iterdir())) == 1
 
 
@@ -261,8 +261,8 @@ def test_where_nothing_can_be_written_images_stay_in_memory(place, tmp_path, mon
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CLASSWISE_CACHE", str(tmp_path / place))
     source = Fake()
-    assert same(materialise(source))
-    assert not isinstance(materialise(source).images, np.memmap)
+    assert same(materialize(source))
+    assert not isinstance(materialize(source).images, np.memmap)
 
 
 def test_a_full_disk_leaves_nothing_behind(cache, monkeypatch):
@@ -270,7 +270,7 @@ def test_a_full_disk_leaves_nothing_behind(cache, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(disk.os, "fsync", full)
-    assert same(materialise(Fake()))
+    assert same(materialize(Fake()))
     assert list(cache.iterdir()) == []
 
 
@@ -287,7 +287,7 @@ def test_where_the_cache_is(monkeypatch):
 
     monkeypatch.setattr(disk.Path, "home", homeless)
     assert disk.cache_directory() is None
-    assert same(materialise(Fake()))
+    assert same(materialize(Fake()))
 
 
 def test_threads_that_build_the_same_entry(cache):
@@ -300,7 +300,7 @@ def test_threads_that_build_the_same_entry(cache):
 
     source = Slow()
     found: list[ImageSet] = []
-    threads = [threading.Thread(target=lambda: found.append(materialise(source))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(materialize(source))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -308,7 +308,7 @@ def test_threads_that_build_the_same_entry(cache):
     assert len(source.reads) == 4
     assert [same(one) for one in found] == [True] * 4
     assert [entry.name for entry in cache.iterdir()] == ["fake-test-a0"]
-    assert same(materialise(source))
+    assert same(materialize(source))
     assert len(source.reads) == 4
 
 
@@ -316,7 +316,7 @@ WORKER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from classwise.data import materialise
+from classwise.data import materialize
 from classwise.data.sources import Reading
 
 here = Path(sys.argv[1])
@@ -330,7 +330,7 @@ class Source:
         images = np.arange(4000000, dtype=np.uint8).reshape(100, 1, 200, 200)
         return Reading(100, (1, 200, 200), ("a",), [(images[:60], np.zeros(60, int)), (images[60:], np.zeros(40, int))])
 
-found = materialise(Source())
+found = materialize(Source())
 assert found.images.sum(dtype=np.int64) == np.arange(4000000, dtype=np.uint8).sum(dtype=np.int64)
 assert type(found.images).__name__ == "memmap", type(found.images)
 """

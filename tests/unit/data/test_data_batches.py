@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from classwise.core.errors import InputError
-from classwise.data import Batches, ImageSet, augment, materialise, ordered, to_float
-from classwise.data.batches import random_parts, resample
+from classwise.data import Batches, ImageSet, augment, materialize, ordered, to_float
+from classwise.data.augment import random_parts, resample
 from classwise.data.sources import Reading
 
 
@@ -138,9 +138,9 @@ def test_sampling_of_a_subset_keeps_labels_and_indices_together(make_set):
     [
         ([1.0, 1.0], r"shape \(2,\); expected \(3,\) or longer"),
         ([[1.0, 1.0, 1.0]], "shape"),
-        ([1.0, -1.0, 1.0], "none negative"),
+        ([1.0, -1.0, 1.0], "nonnegative"),
         ([1.0, float("nan"), 1.0], "finite"),
-        ([0.0, 0.0, 0.0, 1.0], "leave no example"),
+        ([0.0, 0.0, 0.0, 1.0], "are zero for all classes with examples"),
     ],
 )
 def test_impossible_sampling(make_set, weights, message):
@@ -152,14 +152,14 @@ def test_impossible_sampling(make_set, weights, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batches of 0"),
-        ({"crop": -1}, "crop of -1"),
-        ({"crop": 1, "part": 0.5}, "exclude each other"),
-        ({"size": 2}, "say how small"),
-        ({"batch_size": 50, "drop_last": True}, "12 examples give no whole batch of 50"),
-        ({"indices": [0, 12]}, r"indices in 0\.\.12; expected 0\.\.11"),
-        ({"indices": [-1]}, "indices in -1"),
-        ({"indices": []}, "no examples"),
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"crop": -1}, "crop = -1"),
+        ({"crop": 1, "part": 0.5}, "part and crop are both given"),
+        ({"size": 2}, "size = 2 without part"),
+        ({"batch_size": 50, "drop_last": True}, "12 examples are fewer than the batch size 50"),
+        ({"indices": [0, 12]}, r"indices are in 0\.\.12; expected 0\.\.11"),
+        ({"indices": [-1]}, "indices are in -1"),
+        ({"indices": []}, "no examples are selected"),
     ],
 )
 def test_impossible_batches(make_set, options, message):
@@ -247,7 +247,7 @@ def test_ordered_gives_the_middle(make_set):
     images = make_set(3, (1, 7, 8))
     (x, _, _), *_ = ordered(images, None, 3, size=4)
     assert torch.equal(x, to_float(images.images[:, :, 1:5, 2:6]))
-    with pytest.raises(InputError, match="7x8 have no middle of 9"):
+    with pytest.raises(InputError, match="the center crop of 9 pixels is larger than the images of 7x8"):
         next(ordered(images, None, 3, size=9))
 
 
@@ -276,7 +276,7 @@ def test_memory_mapped_sets_serve_both(make_set, monkeypatch):
         def open(self) -> Reading:
             return Reading(len(made), made.images.shape[1:], made.classes, [(made.images, made.labels)])
 
-    mapped = materialise(Source())
+    mapped = materialize(Source())
     assert isinstance(mapped.images, np.memmap)
     batches = Batches(mapped, None, batch_size=10, device="cpu", generator=seeded())
     (x, _, index) = next(iter(batches))

@@ -12,8 +12,7 @@ from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.corruptions import Corruption
 from classwise.data import DATASETS, load_data, to_float
-from classwise.data.cards import known_superclasses
-from classwise.data.derived import long_tail
+from classwise.data.derived import known_superclasses, long_tail
 
 
 def complaint(spec: str, split: str = "test") -> str:
@@ -45,18 +44,18 @@ def test_classes_are_chosen_and_numbered_anew(spec, kept):
 
 def test_backgrounds_go_by_class_in_turn():
     for split in ("train", "test"):
-        grey, found = load_data("digits", split=split), load_data("digits:background=#0033b3+yellow", split=split)
-        assert found.images.shape == (len(grey), 3, 8, 8)
-        assert np.array_equal(found.labels, grey.labels)
-        colours = np.array([[0, 0x33, 0xB3], [255, 255, 0]])[grey.labels % 2][:, :, None, None]
-        ink = grey.images / 255
-        assert np.array_equal(found.images, np.rint(255 * ink + (1 - ink) * colours).astype(np.uint8))
+        gray, found = load_data("digits", split=split), load_data("digits:background=#0033b3+yellow", split=split)
+        assert found.images.shape == (len(gray), 3, 8, 8)
+        assert np.array_equal(found.labels, gray.labels)
+        colors = np.array([[0, 0x33, 0xB3], [255, 255, 0]])[gray.labels % 2][:, :, None, None]
+        ink = gray.images / 255
+        assert np.array_equal(found.images, np.rint(255 * ink + (1 - ink) * colors).astype(np.uint8))
 
 
 def test_a_corrupted_copy_is_the_corruption_of_every_image():
-    grey, found = load_data("digits"), load_data("digits:corruption=gaussian-noise,severity=5,seed=3")
-    noise = ExampleNoise(3, torch.arange(len(grey)))
-    x = Corruption(kind="gaussian-noise", severity=5)(to_float(grey.images), generator=noise)
+    gray, found = load_data("digits"), load_data("digits:corruption=gaussian-noise,severity=5,seed=3")
+    noise = ExampleNoise(3, torch.arange(len(gray)))
+    x = Corruption(kind="gaussian-noise", severity=5)(to_float(gray.images), generator=noise)
     assert np.array_equal(found.images, (x * 255).round().to(torch.uint8).numpy())
     assert not np.array_equal(found.images, load_data("digits:corruption=gaussian-noise,severity=5").images)
     # An image is corrupted alike in whatever company.
@@ -74,8 +73,8 @@ def test_background_and_corruption_of_some_classes_together():
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("digits:background=blurple", "background: unknown color specifier: 'blurple'; expected a colour like red"),
-        ("cifar10:background=red", "cifar10 has colour images: a background is put behind grey ones"),
+        ("digits:background=blurple", "background: unknown color specifier: 'blurple'; expected a color such as red"),
+        ("cifar10:background=red", "cifar10 has color images; background needs gray images"),
         ("digits:corruption=fgo", "unknown corruption 'fgo': did you mean 'fog'"),
         ("digits:corruption=fog,severity=6", "severity must be one of 1 to 5, got 6"),
     ],
@@ -140,7 +139,7 @@ def test_choices_are_cached_apart(cache):
     ("spec", "message"),
     [
         ("cifar10:without=cats", "cifar10 has no class 'cats': did you mean 'cat'?"),
-        ("cifar10:only=10", "cifar10 has no class '10': (a name, or a number up to 9)"),
+        ("cifar10:only=10", "cifar10 has no class '10': (expected a class name or a number in 0..9)"),
         ("cifar10:only=-1", "cifar10 has no class '-1'"),
         ("cifar10:only=cat,without=cat", "cifar10: no class is left"),
         ("cifar10:onyl=cat", "unknown setting of data 'cifar10': 'onyl': did you mean 'only'?"),

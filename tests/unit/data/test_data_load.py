@@ -156,19 +156,19 @@ def test_names_and_splits_of_objects():
             "labels are text or objects such as 'cat'",
         ),
         ((X, Y.astype(float)), "labels are float64"),
-        ((X, Y, Y), "a tuple of 3; expected a pair (images, labels)"),
+        ((X, Y, Y), "data is a tuple of length 3; expected a pair (images, labels)"),
         ((X, Y[:3]), "7 images but 3 labels"),
         ((X, 3), "labels have shape (); expected (N,)"),
-        ((X.astype(float), Y), "divide by 255?"),
+        ((X.astype(float), Y), "divide by 255"),
         ((X.astype(int), Y), "images are int64"),
-        (X, "example 0 is ndarray; expected (image, label) or a dict with both"),
+        (X, "example 0 is a ndarray; expected (image, label) or a dict with both"),
         ({"a": 1}, "has the keys a; expected one of image, img, pixel_values and one of label, labels"),
         (Items([{"image": X[0], "fine_label": 0}]), "example 0 has the keys image, fine_label"),
-        (Items([(X[0], 0), (X[1, :, :4], 0)]), "example 0 has shape (3, 6, 6), example 1 (3, 4, 6)"),
+        (Items([(X[0], 0), (X[1, :, :4], 0)]), "example 0 has shape (3, 6, 6), example 1 has (3, 4, 6)"),
         (Items([]), "the data set is empty"),
-        (DataLoader(Items([*zip(X[:0], Y[:0], strict=True)])), "the loader is empty"),
+        (DataLoader(Items([*zip(X[:0], Y[:0], strict=True)])), "the DataLoader is empty"),
         (Items([(Image.new("F", (4, 4)), 0)]), "example 0: pixels of mode 'F'"),
-        ((([[1], [2, 3]]), Y), "images of different shapes"),
+        ((([[1], [2, 3]]), Y), "images have different shapes"),
         (3, "data is int; expected (images, labels), a Dataset, a DataLoader or a spec"),
         (None, "data is NoneType"),
     ],
@@ -179,14 +179,14 @@ def test_what_is_no_data_is_said_in_one_line(data, message):
 
 def test_batches_of_different_shapes():
     loader = DataLoader(Items([(X[0], 0), (X[1, :, :4], 0)]), batch_size=1)
-    assert "batch 0 has images of shape (3, 6, 6), batch 1 (3, 4, 6)" in complaint(loader)
+    assert "batch 0 has images of shape (3, 6, 6), batch 1 of (3, 4, 6)" in complaint(loader)
 
 
 def test_specs(tmp_path):
     assert "unknown data set 'cifar01': did you mean 'cifar10'?" in complaint("cifar01")
     assert "unknown split of cifar10 'validation'" in complaint("cifar10", split="validation")
     assert "(known: test, train)" in complaint("digits", split="validation")
-    assert complaint(str(tmp_path)) == f"data {str(tmp_path)!r} is a folder; write folder:{tmp_path}"
+    assert complaint(str(tmp_path)) == f"data {str(tmp_path)!r} is a folder: use folder:{tmp_path}"
     assert "no such folder" in complaint("folder:nowhere")
     assert "unknown data set 'folder:'" in complaint("folder:")
     assert "unknown data set ''" in complaint("")

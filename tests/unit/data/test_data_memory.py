@@ -12,7 +12,7 @@ import pytest
 from data_files import encode, picture, write_shard
 from layout_files import random_images, save_image
 
-from classwise.data import HubParquet, materialise, ordered, source_of
+from classwise.data import HubParquet, materialize, ordered, source_of
 from classwise.data.describe import describe
 from classwise.data.sources import Reading
 
@@ -46,7 +46,7 @@ def mapped_memory() -> int:
 def test_a_set_is_built_and_walked_through_in_little_memory():
     tracemalloc.start()
     try:
-        found = materialise(Large())
+        found = materialize(Large())
         assert tracemalloc.get_traced_memory()[1] < 24 * MB
     finally:
         tracemalloc.stop()
@@ -66,9 +66,9 @@ def test_a_set_is_built_and_walked_through_in_little_memory():
 
 def test_what_is_interrupted_leaves_nothing_and_begins_anew(cache, stop_after):
     with pytest.raises(KeyboardInterrupt):
-        materialise(Large(), stop_after(1000))
+        materialize(Large(), stop_after(1000))
     assert list(cache.iterdir()) == []
-    assert len(materialise(Large())) == 96 * 64
+    assert len(materialize(Large())) == 96 * 64
 
 
 def test_many_files_are_decoded_in_the_memory_of_few(tmp_path, mirror, card, monkeypatch):
@@ -89,7 +89,7 @@ def test_many_files_are_decoded_in_the_memory_of_few(tmp_path, mirror, card, mon
         found = []
         for source in (source_of(f"folder:{folder}", "test"), HubParquet(large, "test")):
             tracemalloc.start()
-            assert len(materialise(source)) == count
+            assert len(materialize(source)) == count
             found.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
         return found[0], found[1]

@@ -12,7 +12,7 @@ from data_files import claimed, encode, picture, write_shard
 from PIL import Image
 
 from classwise.core.errors import InputError
-from classwise.data import DATASETS, Digits, Folder, HubParquet, load_data, materialise
+from classwise.data import DATASETS, Digits, Folder, HubParquet, load_data, materialize
 from classwise.data import decode as decoding
 from classwise.data.sources import read
 
@@ -94,8 +94,8 @@ def test_jpeg_and_other_modes_become_the_mode_of_the_card(mirror, card):
     write_shard(mirror / "org/toy/test-00000-of-00001.parquet", smooth, [0] * 6)
     images = read(HubParquet(card, "test")).images.astype(int)
     assert np.abs(images[[0, 1, 2, 3, 5]] - 200).max() <= 3
-    grey = read(HubParquet(replace(card, mode="L"), "test"))
-    assert grey.images.shape == (6, 1, 6, 5)
+    gray = read(HubParquet(replace(card, mode="L"), "test"))
+    assert gray.images.shape == (6, 1, 6, 5)
 
 
 def test_split_aliases_first_wins(mirror, card):
@@ -168,7 +168,9 @@ def test_wrong_columns(mirror, card):
     path = mirror / "org/toy/test-00000-of-00001.parquet"
     image = encode(picture(0))
     write_shard(path, [image], [0], column="picture")
-    assert refused(HubParquet(card, "test")) == f"{path}: columns picture, label; expected img or image and label"
+    assert (
+        refused(HubParquet(card, "test")) == f"{path} has the columns picture, label; expected img or image and label"
+    )
     write_shard(path, [image], [0], label="fine_label")
     assert "columns img, fine_label" in refused(HubParquet(card, "test"))
     write_shard(path, [image], ["cat"])
@@ -193,13 +195,13 @@ def test_missing_values(mirror, card):
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (b"not an image", "not an image in a format that Pillow reads"),
-        (b"", "not an image in a format that Pillow reads"),
+        (b"not an image", "not an image, or in a format that Pillow does not read"),
+        (b"", "not an image, or in a format that Pillow does not read"),
         (encode(picture(0))[:60], "cannot be decoded: OSError"),
         (encode(picture(0), "WEBP")[:-40], "image"),
-        (encode(picture(0, (7, 5))), "5x7 pixels; expected 5x6 as of every image"),
-        (encode(Image.new("I;16", (5, 6))), "pixels of mode 'I;16'; expected 8 bits a channel"),
-        (claimed(9000, 9000), "9000x9000 pixels, more than 67108864"),
+        (encode(picture(0, (7, 5))), "5x7 pixels; expected 5x6, the size of all images"),
+        (encode(Image.new("I;16", (5, 6))), "pixels of mode 'I;16'; expected 8 bits per channel"),
+        (claimed(9000, 9000), "9000x9000 pixels; expected at most 67108864"),
         (claimed(12000, 12000), "more than 67108864"),
         (claimed(60000, 60000), "more than 67108864 pixels"),
     ],
@@ -231,9 +233,9 @@ def test_fingerprint_follows_the_files_and_the_card(toy, card):
 
 def test_a_changed_shard_is_read_anew_and_the_old_entry_goes(toy, card, cache):
     folder, _ = toy
-    assert materialise(HubParquet(card, "train")).labels[0] == 0
+    assert materialize(HubParquet(card, "train")).labels[0] == 0
     write_shard(folder / "train-00000-of-00003.parquet", [encode(picture(0))], [2])
-    changed = materialise(HubParquet(card, "train"))
+    changed = materialize(HubParquet(card, "train"))
     assert (len(changed), changed.labels[0]) == (21, 2)
     assert len(list(cache.iterdir())) == 1
 
@@ -311,7 +313,7 @@ def test_folder_of_classes(tmp_path):
     assert found.name == f"folder:{tmp_path / 'f'}"
 
 
-def test_grey_stays_grey_and_mixed_becomes_colour(tmp_path):
+def test_gray_stays_gray_and_mixed_becomes_color(tmp_path):
     save(tmp_path / "a/1.png", picture(0, mode="L"))
     save(tmp_path / "b/1.png", picture(1, mode="L").convert("1"))
     assert read(Folder(tmp_path)).images.shape == (2, 1, 6, 5)
@@ -340,15 +342,15 @@ def test_a_class_may_be_called_train(tmp_path):
 
 def test_folder_errors(tmp_path):
     assert refused(Folder(tmp_path / "none")).endswith("none: no such folder")
-    assert "no sub-folders" in refused(Folder(tmp_path))
+    assert "no class folders" in refused(Folder(tmp_path))
     (tmp_path / "a").mkdir()
     assert "no image files" in refused(Folder(tmp_path))
     one = save(tmp_path / "a/1.png", picture(0))
     two = save(tmp_path / "b/2.png", picture(0, (6, 9)))
     said = refused(Folder(tmp_path))
-    assert f"images of different sizes: {one} is 5x6, {two} 9x6" in said
+    assert f"images have different sizes: {one} is 5x6, {two} is 9x6" in said
     two.write_bytes(b"junk")
-    assert refused(Folder(tmp_path)) == f"{two}: not an image in a format that Pillow reads"
+    assert refused(Folder(tmp_path)) == f"{two}: not an image, or in a format that Pillow does not read"
     two.write_bytes(encode(picture(0))[:60])
     assert refused(Folder(tmp_path)).startswith(f"{two}: cannot be decoded")
     two.write_bytes(claimed(60000, 60000))
@@ -434,10 +436,10 @@ def test_a_module_on_the_path(factories, monkeypatch):
 
 
 def test_factory_errors(factories):
-    assert "reading it failed: RuntimeError: two lines" in complaint(lambda: load_data(f"{factories}:broken"))
+    assert "reading failed: RuntimeError: two lines" in complaint(lambda: load_data(f"{factories}:broken"))
     assert "data is NoneType; expected" in complaint(lambda: load_data(f"{factories}:nothing"))
-    assert "reading it failed: SystemExit: 3" in complaint(lambda: load_data(f"{factories}:leaves"))
-    assert "reading it failed: KeyError: 'gone'" in complaint(lambda: load_data(f"{factories}:Bad"))
+    assert "reading failed: SystemExit: 3" in complaint(lambda: load_data(f"{factories}:leaves"))
+    assert "reading failed: KeyError: 'gone'" in complaint(lambda: load_data(f"{factories}:Bad"))
     assert "absent" in complaint(lambda: load_data(f"{factories}:absent"))
     assert "no such file" in complaint(lambda: load_data("nowhere.py:pair"))
 

@@ -55,11 +55,11 @@ def test_a_class_does_not_depend_on_the_others():
 
 
 def test_errors():
-    with pytest.raises(InputError, match="class 1 has 2 examples; expected 3 or more to hold out 2 a class"):
+    with pytest.raises(InputError, match="class 1 has 2 examples; expected 3 or more to hold out 2 per class"):
         balanced_split([0, 0, 0, 1, 1], 2, 0, 2)
     with pytest.raises(InputError, match=r"label 5 at index 1; expected 0\.\.1"):
         balanced_subset([0, 5], 1, 2)
-    with pytest.raises(InputError, match="-1 examples a class"):
+    with pytest.raises(InputError, match="-1 examples per class"):
         balanced_subset([0, 1], -1, 2)
     with pytest.raises(InputError, match="seed = -1"):
         balanced_split([0, 0], 1, -1, 1)

@@ -24,8 +24,8 @@ from classwise.core.errors import InputError
 from classwise.export import export
 from classwise.export.source import architecture_source
 from classwise.models import MODELS
-from classwise.models.exported import ModelConfig, Normalization
 from classwise.models.load import build_model, load_model
+from classwise.models.model_config import ModelConfig, Normalization
 from classwise.reporting import load_report
 from classwise.reporting.card import SNIPPET
 from classwise.reporting.text import plain
@@ -103,9 +103,9 @@ def test_it_loads_back_in_every_way_with_the_same_logits(run, exported):
     with torch.no_grad():
         wanted = load_model(str(run))(x)
         assert torch.equal(load_model(f"hf:{exported}", num_classes=10, in_channels=1)(x), wanted)
-    with pytest.raises(InputError, match="has num_classes=10, but 7 are needed"):
+    with pytest.raises(InputError, match="has num_classes=10, but the data has 7"):
         load_model(f"hf:{exported}", num_classes=7)
-    with pytest.raises(InputError, match="has in_channels=1, but 3 are needed"):
+    with pytest.raises(InputError, match="has in_channels=1, but the data has 3"):
         load_model(f"hf:{exported}", in_channels=3)
     assert torch.equal(by_the_snippet(exported, x), wanted)
 
@@ -284,7 +284,7 @@ def test_what_was_evaluated_is_what_is_exported(run, tmp_path):
         assert torch.equal(load_model(f"hf:{export(elsewhere, tmp_path / 'out')}")(x), last(x))
 
 
-def test_an_evaluation_of_weights_that_bring_their_normalisation(tmp_path):
+def test_an_evaluation_of_weights_that_bring_their_normalization(tmp_path):
     weights = tmp_path / "zoo.pt"
     torch.manual_seed(2)
     network = build_model("digits-cnn", num_classes=10, in_channels=1)

@@ -68,7 +68,7 @@ def test_gives_one_logit_a_class(name, model):
     assert logits.isfinite().all()
 
 
-def test_honours_num_classes_and_in_channels(name):
+def test_honors_num_classes_and_in_channels(name):
     model = make(name, "num_classes=7", "in_channels=2")
     assert model(images(name, 3, channels=2)).shape == (3, 7)
     with pytest.raises(RuntimeError, match="channels"):
@@ -412,7 +412,7 @@ def test_normalize_refuses_impossible_numbers(mean, std):
 def test_named_normalizations_must_fit_the_channels():
     model = nn.Flatten()
     assert with_normalization(model, None, 1) is model
-    with pytest.raises(InputError, match="normalize=cifar10 is for 3 channels, the model takes 1"):
+    with pytest.raises(InputError, match="normalize=cifar10 is for 3 channels, but the model has in_channels=1"):
         with_normalization(model, "cifar10", 1)
     with pytest.raises(InputError, match="did you mean 'cifar10'"):
         with_normalization(model, "cifar11", 3)

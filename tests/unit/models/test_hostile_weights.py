@@ -24,7 +24,7 @@ import classwise as cw
 from classwise.core.errors import InputError
 from classwise.models import DigitsCNN
 from classwise.models.load import load_model
-from classwise.models.pickles import check_unfolding
+from classwise.models.weights_file import check_unfolding
 
 MEGABYTES, SECONDS = 150, 20
 """What refusing all these files may take at most, beside what Python and torch take."""
@@ -248,7 +248,7 @@ def script(tmp_path: Path) -> tuple[Path, nn.Module]:
 
 def test_a_program_runs_only_where_it_is_trusted(script):
     path, network = script
-    with pytest.raises(InputError, match="add --trust if you know its author"):
+    with pytest.raises(InputError, match="add --trust if you trust its author"):
         load_model(f"torchscript:{path}")
     model = load_model(f"torchscript:{path}", trust=True)
     x = torch.rand(3, 1, 8, 8)

@@ -118,9 +118,9 @@ def test_a_gradient_comes_back_through_the_preparation(saved):
 def test_a_folder_that_does_not_fit_the_data(saved):
     with pytest.raises(InputError, match="tells 4 classes apart, but 10 are needed"):
         load_model(f"hf:{saved}", num_classes=10)
-    with pytest.raises(InputError, match="has weights of its own"):
+    with pytest.raises(InputError, match="includes its weights"):
         load_model(f"hf:{saved}", weights="x.pt")
-    with pytest.raises(InputError, match="can be evaluated, but not be built anew"):
+    with pytest.raises(InputError, match="can be evaluated, but not built without them"):
         build_model(f"hf:{saved}")
 
 
@@ -129,12 +129,12 @@ def test_a_folder_that_does_not_fit_the_data(saved):
     [
         ("config.json", {"num_hidden_layers": 2}, "lacks 16 weights of its model"),
         ("config.json", {"model_type": "nobody"}, "is not a classifier that transformers can load"),
-        ("preprocessor_config.json", {"resample": 1}, "resized by 'lanczos'"),
+        ("preprocessor_config.json", {"resample": 1}, "resampling 'lanczos' is not supported"),
         ("preprocessor_config.json", {"do_flip_channel_order": True}, "has do_flip_channel_order"),
         ("preprocessor_config.json", {"size": {"height": 10**9, "width": 8}}, "expected sides from 1 to 4096"),
         ("preprocessor_config.json", {"size": {"height": "x", "width": 8}}, "cannot be read"),
-        ("preprocessor_config.json", {"image_mean": [0.5]}, "one number a channel"),
-        ("preprocessor_config.json", {"image_std": [0.0, 0.1, 0.1]}, "positive deviations"),
+        ("preprocessor_config.json", {"image_mean": [0.5]}, "one number per channel"),
+        ("preprocessor_config.json", {"image_std": [0.0, 0.1, 0.1]}, "positive standard deviations"),
     ],
 )
 def test_folders_that_are_wrong(copy, file, changes, said):
@@ -201,7 +201,7 @@ def test_nothing_of_a_repository_is_run(copy):
         load_model(f"hf:{copy}")
     change(copy / "config.json", schema="classwise/model/1", architecture=f"{copy / 'evil.py'}:make")
     change(copy / "config.json", num_classes=1, in_channels=1, classes=["a"])
-    with pytest.raises(InputError, match="is not one that is known here"):
+    with pytest.raises(InputError, match="is unknown; expected a name from classwise list models"):
         load_model(f"hf:{copy}")
     assert not trace.exists()
 

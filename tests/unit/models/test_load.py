@@ -18,7 +18,8 @@ from classwise.core.errors import InputError
 from classwise.models import MODELS, DigitsCNN, PreActResNet, WideResNet, normalized
 from classwise.models.load import build_model, load_model
 from classwise.models.normalize import NORMALIZATIONS, Normalized
-from classwise.models.weights import digest_model, load_weights, read_weights
+from classwise.models.weights import digest_model, load_weights
+from classwise.models.weights_file import read_weights
 
 REPOSITORY = Path(__file__).parents[3]
 CHECKPOINTS = Path(os.environ.get("CLASSWISE_CHECKPOINTS", REPOSITORY.parent / "shared" / "checkpoints"))
@@ -75,7 +76,7 @@ def test_architecture_without_weights_must_be_asked_for():
 def test_sizes_of_the_data_reach_the_architecture():
     model = load_model("digits-cnn", num_classes=4, in_channels=2, allow_untrained=True)
     assert model(torch.rand(1, 2, 8, 8)).shape == (1, 4)
-    assert "num_classes=5, but 4 are needed" in complaint(
+    assert "num_classes=5, but the data has 4" in complaint(
         load_model, "digits-cnn:num_classes=5", num_classes=4, allow_untrained=True
     )
     assert load_model("digits-cnn:num_classes=4", num_classes=4, allow_untrained=True).linear.out_features == 4
@@ -98,10 +99,10 @@ def test_sizes_of_the_data_reach_the_architecture():
         ("hf:name", "expected a directory, hf:org/name or hf:org/name@revision"),
         ("hf:org/name@", "expected a directory"),
         ("onnx:gone.onnx", "no such file"),
-        ("model.onnx", "write onnx:model.onnx"),
+        ("model.onnx", "use onnx:model.onnx"),
         ("torchscript:gone.pt", "no such file"),
         ("runs/gone", "no such run directory"),
-        ("zoo.py", "expected the name of a factory in it, as in zoo.py:make_model"),
+        ("zoo.py", "expected a factory in the file, as in zoo.py:make_model"),
         ("best.safetensors", "is a weights file"),
         ("no_such_zoo:make", "importing no_such_zoo failed"),
     ],
@@ -141,7 +142,7 @@ def test_factory_of_the_user(tmp_path, weights, state):
 
 @pytest.fixture
 def run(tmp_path):
-    """A training run of a normalising network with 3 classes; its last weights are zeros."""
+    """A training run of a normalizing network with 3 classes; its last weights are zeros."""
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
     spec = "digits-cnn:normalize=mnist"
@@ -167,8 +168,8 @@ def test_run_directory(run):
 
 
 def test_run_directory_that_does_not_fit(run):
-    assert "trained with num_classes=3, but 10 are needed" in complaint(load_model, str(run), num_classes=10)
-    assert "trained with in_channels=1, but 3 are needed" in complaint(load_model, str(run), in_channels=3)
+    assert "trained with num_classes=3, but the data has 10" in complaint(load_model, str(run), num_classes=10)
+    assert "trained with in_channels=1, but the data has 3" in complaint(load_model, str(run), in_channels=3)
     assert "did you mean 'last'" in complaint(load_model, f"{run}@lst")
     assert "names its checkpoint" in complaint(load_model, f"{run}@last", weights="x.pt")
     (run / "checkpoints" / "best.safetensors").unlink()
@@ -178,7 +179,7 @@ def test_run_directory_that_does_not_fit(run):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "is not a run directory: it has no run.json"),
+        (None, "is not a run directory: it contains no run.json"),
         ("{", "not readable JSON"),
         ("[]", "names no architecture"),
         ("{}", "names no architecture"),
@@ -298,7 +299,7 @@ def test_a_models_own_sub_block_is_not_dead_weight(tmp_path):
     assert "2 missing: 'sub_block1.weight'" in complaint(load_weights, Model(), tmp_path / "weights.safetensors")
 
 
-# -- normalisation ----------------------------------------------------------------------------------------
+# -- normalization ----------------------------------------------------------------------------------------
 
 
 def mnist(names: tuple[str, str], shape: tuple[int, ...] = (1,)) -> dict[str, torch.Tensor]:
@@ -317,26 +318,26 @@ def mnist(names: tuple[str, str], shape: tuple[int, ...] = (1,)) -> dict[str, to
         ("module.model.", mnist(("module.normalizer.new_mean", "module.normalizer.new_std"))),
     ],
 )
-def test_a_normalising_model_takes_any_file_that_agrees(tmp_path, state, prefix, own):
+def test_a_normalizing_model_takes_any_file_that_agrees(tmp_path, state, prefix, own):
     save_file({**{prefix + k: v for k, v in state.items()}, **own}, tmp_path / "weights.safetensors")
     model = load_model("digits-cnn:normalize=mnist", weights=tmp_path / "weights.safetensors")
     assert same(model.model, state)
     assert same(model.normalize, normalized(nn.Identity(), *NORMALIZATIONS["mnist"]).normalize.state_dict())
 
 
-def test_normalisation_survives_float16(tmp_path):
+def test_normalization_survives_float16(tmp_path):
     model = normalized(DigitsCNN(in_channels=3), *NORMALIZATIONS["cifar10"])
     save_file({k: v.half() for k, v in model.state_dict().items()}, tmp_path / "weights.safetensors")
     loaded = load_model("digits-cnn:in_channels=3,normalize=cifar10", weights=tmp_path / "weights.safetensors")
     assert torch.equal(loaded.normalize.mean, model.normalize.mean)
 
 
-def test_normalisation_of_the_file_must_be_the_models(tmp_path, state):
+def test_normalization_of_the_file_must_be_the_models(tmp_path, state):
     path = tmp_path / "weights.safetensors"
     inner = {f"1.{name}": value for name, value in state.items()}
     save_file({**inner, **mnist(("0.mean", "0.std"))}, path)
     said = complaint(load_weights, DigitsCNN(), path)
-    assert "'0.mean' (0.1307) (normalize=mnist); the model does not normalise" in said
+    assert "'0.mean' (0.1307) (normalize=mnist); the model does not normalize" in said
 
     save_file({**inner, "0.mean": torch.tensor([0.5]), "0.std": torch.tensor([0.5])}, path)
     said = complaint(load_model, "digits-cnn:normalize=mnist", weights=path)
@@ -348,7 +349,7 @@ def test_normalisation_of_the_file_must_be_the_models(tmp_path, state):
         save_file({**inner, "0.mean": odd}, path)
         assert "'0.mean'" in complaint(load_model, "digits-cnn:normalize=mnist", weights=path)
 
-    save_file({**inner, "0.mean": torch.zeros(1), "0.std": torch.ones(1)}, path)  # it says: no normalisation
+    save_file({**inner, "0.mean": torch.zeros(1), "0.std": torch.ones(1)}, path)  # it says: no normalization
     assert same(load_model("digits-cnn", weights=path), state)
 
 

@@ -120,7 +120,7 @@ def test_the_command_says_it_in_one_line(data, tmp_path):
 def test_files_that_are_no_model(tmp_path, content):
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
-    with pytest.raises(InputError, match="is not a model that onnxruntime can run") as caught:
+    with pytest.raises(InputError, match="is not an ONNX model that onnxruntime can run") as caught:
         load_model(f"onnx:{path}")
     assert "\n" not in str(caught.value)
 
@@ -136,7 +136,7 @@ def test_weights_outside_of_the_folder_of_the_file_are_refused(tmp_path):
     (tmp_path / "inner").mkdir()
     for place in ("../secret", str(tmp_path / "secret")):
         write(tmp_path / "inner" / "model.onnx", external=place)
-        with pytest.raises(InputError, match="is not a model that onnxruntime can run"):
+        with pytest.raises(InputError, match="is not an ONNX model that onnxruntime can run"):
             load_model(f"onnx:{tmp_path / 'inner' / 'model.onnx'}")
     (tmp_path / "inner" / "weights").write_bytes(bytes(4 * FEATURES * CLASSES))
     write(tmp_path / "inner" / "model.onnx", external="weights")

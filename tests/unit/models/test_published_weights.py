@@ -1,4 +1,4 @@
-"""Checkpoints as the field publishes them: what wraps them comes off, their normalisation goes into the model."""
+"""Checkpoints as the field publishes them: what wraps them comes off, their normalization goes into the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from classwise.models.load import load_model
 from classwise.models.normalize import Normalized
 
 MEAN, STD = [0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]
-"""CIFAR-10 as many scripts have it; not among the named normalisations."""
+"""CIFAR-10 as many scripts have it; not among the named normalizations."""
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_one_line_says_what_was_taken_off(tmp_path, network, notes, wrap, said):
         (("0.mean", "0.std"), (1, 3, 1, 1), "1."),
     ],
 )
-def test_the_normalisation_of_a_file_goes_into_the_model(tmp_path, network, notes, names, shape, prefix):
+def test_the_normalization_of_a_file_goes_into_the_model(tmp_path, network, notes, names, shape, prefix):
     path = tmp_path / "weights.pt"
     own = {name: torch.tensor(values).view(shape) for name, values in zip(names, (MEAN, STD), strict=True)}
     torch.save({"state_dict": {**prefixed(network.state_dict(), prefix), **own}}, path)
@@ -81,12 +81,12 @@ def test_the_normalisation_of_a_file_goes_into_the_model(tmp_path, network, note
     x = torch.rand(2, 3, 8, 8)
     assert torch.equal(model(x), normalized(network, MEAN, STD)(x))
     (line,) = notes()
-    assert "its normalisation, mean (0.4914, 0.4822, 0.4465) and deviation (0.2023, 0.1994, 0.201), put in" in line
-    with pytest.raises(InputError, match=r"has its own normalisation.*; the model has \(0\.247, 0\.2435, 0\.2616\)"):
+    assert "its normalization, mean (0.4914, 0.4822, 0.4465) and deviation (0.2023, 0.1994, 0.201), put in" in line
+    with pytest.raises(InputError, match=r"has its own normalization.*; the model has \(0\.247, 0\.2435, 0\.2616\)"):
         load_model("digits-cnn:normalize=cifar10", weights=path, in_channels=3)
 
 
-def test_a_normalisation_that_does_nothing_is_none(tmp_path, network, notes):
+def test_a_normalization_that_does_nothing_is_none(tmp_path, network, notes):
     own = {"mu": torch.zeros(3), "sigma": torch.ones(3)}
     save_file({**network.state_dict(), **own}, tmp_path / "weights.safetensors")
     assert isinstance(load_model("digits-cnn", weights=tmp_path / "weights.safetensors", in_channels=3), DigitsCNN)
@@ -96,16 +96,16 @@ def test_a_normalisation_that_does_nothing_is_none(tmp_path, network, notes):
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({"mu": torch.rand(3), "sigma": torch.rand(3), "normalize.mean": torch.rand(3) + 2}, "has two normalisations"),
-        ({"mu": torch.rand(17), "sigma": torch.rand(17)}, "is not a normalisation"),
-        ({"mu": torch.zeros(3, dtype=torch.int64), "sigma": torch.rand(3)}, "is not a normalisation"),
-        ({"mu": torch.rand(3), "sigma": torch.zeros(3)}, "positive deviations"),
-        ({"mu": torch.full((3,), float("nan")), "sigma": torch.rand(3)}, "normalis"),
-        ({"mu": torch.rand(2), "sigma": torch.rand(3)}, "one number a channel"),
-        ({"mu": torch.rand(3)}, "has its own normalisation, 'mu'"),
+        ({"mu": torch.rand(3), "sigma": torch.rand(3), "normalize.mean": torch.rand(3) + 2}, "has two normalizations"),
+        ({"mu": torch.rand(17), "sigma": torch.rand(17)}, "is not a normalization"),
+        ({"mu": torch.zeros(3, dtype=torch.int64), "sigma": torch.rand(3)}, "is not a normalization"),
+        ({"mu": torch.rand(3), "sigma": torch.zeros(3)}, "positive standard deviations"),
+        ({"mu": torch.full((3,), float("nan")), "sigma": torch.rand(3)}, "normaliz"),
+        ({"mu": torch.rand(2), "sigma": torch.rand(3)}, "one number per channel"),
+        ({"mu": torch.rand(3)}, "has its own normalization, 'mu'"),
     ],
 )
-def test_normalisations_that_cannot_be(tmp_path, network, own, said):
+def test_normalizations_that_cannot_be(tmp_path, network, own, said):
     save_file({**network.state_dict(), **own}, tmp_path / "weights.safetensors")
     with pytest.raises(InputError) as caught:
         load_model("digits-cnn", weights=tmp_path / "weights.safetensors", in_channels=3)

@@ -20,7 +20,7 @@ from classwise.config.recipes import load_recipe
 from classwise.core.errors import InputError
 from classwise.core.progress import Progress, Silent
 from classwise.data import load_data
-from classwise.data.wordnet import IMAGENET
+from classwise.data.datasets import imagenet_classes
 from classwise.training.checkpoint import load_state
 from classwise.training.data import Phase, phase_at
 from classwise.training.schedules import Piecewise
@@ -115,7 +115,7 @@ def test_a_tree_of_a_thousand_classes_at_two_sizes(
 ) -> None:
     """JPEG files in folders called by WordNet ids, as ImageNet has them; two of each class, one of them held out."""
     random = np.random.default_rng(0)
-    for wnid in IMAGENET:
+    for wnid in imagenet_classes():
         folder = tmp_path / "data" / "ILSVRC2012" / "train" / wnid
         folder.mkdir(parents=True)
         for number, (height, width) in enumerate(random.integers(9, 30, (2, 2))):

@@ -1,18 +1,18 @@
-"""Data sets as their authors publish them: the layouts, and how a folder is recognised."""
+"""The file layouts in which the authors of data sets publish them, and their detection in a folder."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from classwise.data.cards import DATASETS, DatasetCard
+from classwise.data.datasets import DATASETS, DatasetCard
 from classwise.data.folders import states
 from classwise.data.layouts.base import Layout
 from classwise.data.layouts.cifar import CifarBinary, CifarPython
 from classwise.data.layouts.idx import Idx
+from classwise.data.layouts.imagenet import ImageNetTree, TinyImageNetTree
 from classwise.data.layouts.stl10 import Stl10Binary
 from classwise.data.layouts.svhn import SvhnMat
-from classwise.data.layouts.trees import ImageNetTree, TinyImageNetTree
 from classwise.data.parquet import HubParquet, find_shards
 from classwise.data.sources import FORMAT, Reading, Source
 from classwise.storage.files import digest_json
@@ -48,12 +48,12 @@ LAYOUTS: dict[str, tuple[Layout, ...]] = {
         ImageNetTree(places=("imagenet", "ImageNet", "imagenet-1k", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "")),
     ),
 }
-"""By the name of the data set. A layout whose files are called the same for two data sets has no place ``""``."""
+"""The layouts of each data set. A layout whose file names occur in two data sets does not have the place ``""``."""
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """A data set in a folder, in one of its layouts."""
+    """A data set in a folder with one of its published layouts."""
 
     name: str
     split: str
@@ -74,9 +74,9 @@ class OnDisk:
 
 
 def find(card: DatasetCard, dataset: str, split: str, root: Path, *, itself: bool = False) -> Source | None:
-    """A data set below a folder of data sets; ``itself`` allows that the folder holds nothing else."""
+    """Find a data set below a directory of data sets; with ``itself`` the directory may also be the data set."""
     assert card.hub is not None
-    # Only near the top: deeper down, parquet files are those of other data sets.
+    # Only near the top, because deeper parquet files belong to other data sets.
     shallow = itself and any(next(root.glob(pattern), None) for pattern in ("*.parquet", "*/*.parquet"))
     for folder in (root / card.hub, *([root] if shallow else [])):
         if folder.is_dir() and find_shards(folder, card, split):
@@ -89,8 +89,8 @@ def find(card: DatasetCard, dataset: str, split: str, root: Path, *, itself: boo
     return None
 
 
-def recognise(folder: Path, split: str) -> OnDisk | None:
-    """What a folder holds, where it is laid out as a known data set is published."""
+def recognize(folder: Path, split: str) -> OnDisk | None:
+    """Return the source of a folder that has the published layout of a known data set, else None."""
     if not folder.is_dir():
         return None
     for dataset, layouts in LAYOUTS.items():

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as published: records of bytes, or Python pickles."""
+"""The published layouts of CIFAR-10 and CIFAR-100: binary records and Python pickles."""
 
 # N examples
 
@@ -11,31 +11,26 @@ from pathlib import Path
 import numpy as np
 
 from classwise.core.errors import InputError
-from classwise.data.cards import DatasetCard
+from classwise.data.datasets import DatasetCard
 from classwise.data.decode import rows_at_a_time
-from classwise.data.layouts.base import whole
-from classwise.data.layouts.pickles import read_pickle
-from classwise.data.layouts.records import count_records, read_records
+from classwise.data.layouts.base import Layout, count_records, read_records, whole
+from classwise.data.layouts.safe_pickle import read_pickle
 from classwise.data.sources import Part, Reading
 
 PIXELS = (3, 32, 32)
-"""Planes of red, green and blue, row by row."""
+"""Red, green and blue planes in row-major order."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CifarBinary:
-    """Records of labels and 3072 bytes of pixels; of two labels the second is the fine one."""
+class CifarBinary(Layout):
+    """Records of one or two label bytes (coarse, fine) and 3072 bytes of pixels."""
 
-    places: tuple[str, ...]
     train: tuple[str, ...]
     test: tuple[str, ...]
     label_bytes: int
 
     def files(self, folder: Path, split: str) -> list[Path]:
         return whole(folder, self.train if split == "train" else self.test, (*self.train, *self.test))
-
-    def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
-        return card
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         files = self.files(folder, split)
@@ -51,24 +46,20 @@ class CifarBinary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CifarPython:
+class CifarPython(Layout):
     """Pickled dictionaries of an (N, 3072) array and a list of labels."""
 
-    places: tuple[str, ...]
     train: tuple[str, ...]
     test: tuple[str, ...]
     meta: str
-    """A file that is always there: the others may have names that many files have."""
+    """A file that identifies the layout, because the names of the others are common."""
     labels: bytes
-    """The key of the labels."""
+    """The key of the labels in the dictionary."""
 
     def files(self, folder: Path, split: str) -> list[Path]:
         if not (folder / self.meta).is_file():
             return []
         return whole(folder, self.train if split == "train" else self.test, (*self.train, *self.test))
-
-    def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
-        return card
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         parts = [self._part(file) for file in self.files(folder, split)]
@@ -77,12 +68,12 @@ class CifarPython:
     def _part(self, file: Path) -> Part:
         found = read_pickle(file)
         if not isinstance(found, dict):
-            raise InputError(f"{file}: holds no dictionary")
+            raise InputError(f"{file}: contains a {type(found).__name__}; expected a dictionary")
         images, labels = found.get(b"data"), found.get(self.labels)
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (3072,):
-            raise InputError(f"{file}: no b'data' of shape (N, 3072) and type uint8")
+            raise InputError(f"{file}: expected b'data' as a uint8 array of shape (N, 3072)")
         if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
-            raise InputError(f"{file}: no list {self.labels!r} of labels")
+            raise InputError(f"{file}: expected {self.labels!r} as a list of labels in 0..255")
         if len(labels) != len(images):
             raise InputError(f"{file}: {len(images)} images but {len(labels)} labels")
         return images.reshape(-1, *PIXELS), np.array(labels, dtype=np.int64)

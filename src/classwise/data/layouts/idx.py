@@ -1,4 +1,4 @@
-"""MNIST's own format, idx, gzipped or not; Fashion-MNIST comes in the same."""
+"""The idx format of MNIST and Fashion-MNIST, optionally gzipped."""
 
 # N examples
 
@@ -15,28 +15,27 @@ from typing import BinaryIO
 import numpy as np
 
 from classwise.core.errors import InputError, one_line
-from classwise.data.cards import DatasetCard
+from classwise.data.datasets import DatasetCard
 from classwise.data.decode import rows_at_a_time
 from classwise.data.folders import entries
+from classwise.data.layouts.base import Layout
 from classwise.data.sources import Part, Reading
 
 PREFIX = {"train": "train", "test": "t10k"}
 UNSIGNED_BYTE = 0x08
-HARM = (OSError, EOFError, zlib.error)
-"""What reading a damaged file raises."""
+READ_ERRORS = (OSError, EOFError, zlib.error)
+"""The exceptions of reading a damaged file."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Idx:
-    """``train-images-idx3-ubyte`` and ``train-labels-idx1-ubyte``, and the same with ``t10k``; perhaps with ``.gz``."""
-
-    places: tuple[str, ...]
+class Idx(Layout):
+    """``train-images-idx3-ubyte`` and ``train-labels-idx1-ubyte``, ``t10k`` for test, optionally with ``.gz``."""
 
     def files(self, folder: Path, split: str) -> list[Path]:
         pattern = re.compile(r"(train|t10k)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
         files = [file for file in reversed(entries(folder)) if file.is_file()]
         matches = [(pattern.fullmatch(file.name), file) for file in files]
-        # Of an unpacked file and its archive the later one, which is the unpacked one, is taken.
+        # In reverse order an unpacked file overwrites its archive.
         there = {match.group(1, 2): file for match, file in matches if match}
         if not there:
             return []
@@ -46,9 +45,6 @@ class Idx:
                 raise InputError(f"{folder}: {prefix}-{what}-idx{3 if what == 'images' else 1}-ubyte is missing")
         return [there[key] for key in wanted]
 
-    def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
-        return card
-
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         images, labels = self.files(folder, split)
         with _opened(images) as file:
@@ -56,9 +52,11 @@ class Idx:
         with _opened(labels) as file:
             (others,) = _header(file, labels, 1)
         if tuple(size) != card.size:
-            raise InputError(f"{images}: images of {size[0]}x{size[1]} pixels; expected {card.size[0]}x{card.size[1]}")
+            raise InputError(
+                f"{images}: images have {size[0]}x{size[1]} pixels; expected {card.size[0]}x{card.size[1]}"
+            )
         if count != others:
-            raise InputError(f"{images} holds {count} images, but {labels} {others} labels")
+            raise InputError(f"{images} has {count} images, but {labels} has {others} labels")
         return Reading(count, card.shape, card.classes, _parts(images, labels, card, count))
 
 
@@ -73,7 +71,7 @@ def _parts(images: Path, labels: Path, card: DatasetCard, count: int) -> Iterato
             yield found.reshape(n, *card.shape), _exactly(numbers, labels, n).astype(np.int64)
         for file, path in ((pixels, images), (numbers, labels)):
             if _read(file, path, 1):
-                raise InputError(f"{path}: more bytes than its header announces")
+                raise InputError(f"{path}: the file is longer than its header states")
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -84,22 +82,22 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _header(file: BinaryIO, path: Path, dimensions: int) -> list[int]:
-    """The lengths of the dimensions."""
+    """Return the lengths of the dimensions."""
     found = _exactly(file, path, 4 + 4 * dimensions)
     if found[:4].tolist() != [0, 0, UNSIGNED_BYTE, dimensions]:
-        raise InputError(f"{path}: not an idx file of bytes in {dimensions} dimensions")
+        raise InputError(f"{path}: not an idx file of unsigned bytes with {dimensions} dimensions")
     return [int(length) for length in found[4:].view(">u4")]
 
 
 def _exactly(file: BinaryIO, path: Path, count: int) -> np.ndarray:
     found = _read(file, path, count)
     if len(found) != count:
-        raise InputError(f"{path}: ends before what its header announces")
+        raise InputError(f"{path}: the file is truncated: it ends before the length in its header")
     return np.frombuffer(found, dtype=np.uint8)
 
 
 def _read(file: BinaryIO, path: Path, count: int) -> bytes:
     try:
         return file.read(count)
-    except HARM as error:
+    except READ_ERRORS as error:
         raise InputError(f"{path}: cannot be read: {one_line(error)}") from error

@@ -1,4 +1,4 @@
-"""STL-10 as published: files of bytes, one of images and one of labels for each split."""
+"""The published layout of STL-10: one binary file of images and one of labels for each split."""
 
 # N examples
 
@@ -11,31 +11,25 @@ from pathlib import Path
 import numpy as np
 
 from classwise.core.errors import InputError
-from classwise.data.cards import DatasetCard
+from classwise.data.datasets import DatasetCard
 from classwise.data.decode import rows_at_a_time
-from classwise.data.layouts.base import whole
-from classwise.data.layouts.records import count_records, read_records
+from classwise.data.layouts.base import Layout, count_records, read_records, whole
 from classwise.data.sources import Part, Reading
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stl10Binary:
-    """Planes of red, green and blue, column by column, as MATLAB has them; labels from 1 to 10."""
-
-    places: tuple[str, ...]
+class Stl10Binary(Layout):
+    """Red, green and blue planes in column-major order; labels from 1 to 10."""
 
     def files(self, folder: Path, split: str) -> list[Path]:
         every = [f"{part}_{what}.bin" for part in ("train", "test") for what in "Xy"]
         return whole(folder, [f"{split}_X.bin", f"{split}_y.bin"], every)
 
-    def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
-        return card
-
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         images, labels = self.files(folder, split)
         count, others = count_records(images, 3 * 96 * 96), count_records(labels, 1)
         if count != others:
-            raise InputError(f"{images} holds {count} images, but {labels} {others} labels")
+            raise InputError(f"{images} has {count} images, but {labels} has {others} labels")
         return Reading(count, card.shape, card.classes, _parts(images, labels, card))
 
 

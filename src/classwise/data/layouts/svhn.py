@@ -1,4 +1,4 @@
-"""SVHN's cropped digits as published: a MATLAB file for each split."""
+"""The published layout of SVHN's cropped digits: one MATLAB file for each split."""
 
 # N examples
 
@@ -10,41 +10,36 @@ from pathlib import Path
 import numpy as np
 
 from classwise.core.errors import InputError, one_line
-from classwise.data.cards import DatasetCard
-from classwise.data.layouts.base import whole
+from classwise.data.datasets import DatasetCard
+from classwise.data.layouts.base import Layout, whole
 from classwise.data.sources import Reading
 
 MAX_COUNT = 10**5
-"""More images are refused before they are unpacked; the larger of the two files has 73,257."""
+"""Files with more images are refused before they are unpacked; the larger published one has 73,257."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SvhnMat:
-    """``X`` (32, 32, 3, N) and ``y`` (N, 1), where 10 stands for the digit 0."""
-
-    places: tuple[str, ...]
+class SvhnMat(Layout):
+    """``X`` (32, 32, 3, N) and ``y`` (N, 1), in which 10 is the digit 0."""
 
     def files(self, folder: Path, split: str) -> list[Path]:
         return whole(folder, [f"{split}_32x32.mat"], ["train_32x32.mat", "test_32x32.mat"])
-
-    def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
-        return card
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         from scipy.io import loadmat, whosmat  # slow to import
 
         (file,) = self.files(folder, split)
         try:
-            there = {name: (shape, kind) for name, shape, kind in whosmat(file)}
-            shape, kind = there.get("X", ((), ""))
+            variables = {name: (shape, kind) for name, shape, kind in whosmat(file)}
+            shape, kind = variables.get("X", ((), ""))
             count = shape[3] if len(shape) == 4 else 0
             expected = shape[:3] == (32, 32, 3) and kind == "uint8" and 0 < count <= MAX_COUNT
-            if not expected or there.get("y", ((), ""))[0] != (count, 1):
-                raise InputError(f"{file}: holds {there}; expected X (32, 32, 3, N) of uint8 and y (N, 1)")
+            if not expected or variables.get("y", ((), ""))[0] != (count, 1):
+                raise InputError(f"{file}: contains {variables}; expected X (32, 32, 3, N) of uint8 and y (N, 1)")
             found = loadmat(file, variable_names=["X", "y"])
         except InputError:
             raise
-        except Exception as error:  # scipy raises nearly anything on damaged files
+        except Exception as error:  # scipy raises many kinds of exceptions on damaged files
             raise InputError(f"{file}: not a readable MATLAB file: {one_line(error)}") from error
         labels = found["y"][:, 0]
         if labels.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""Where data lie: the folder CLASSWISE_DATA names, what ``classwise data prepare`` was shown, and our own cache."""
+"""Directories of data: CLASSWISE_DATA, the folders given to ``classwise data prepare``, and the cache."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from classwise.storage.files import read_json, write_json
 
 
 def data_directory() -> Path | None:
-    """The folder that holds data sets: CLASSWISE_DATA."""
+    """Return the folder of data sets that CLASSWISE_DATA names, if it is set."""
     if not (given := os.environ.get("CLASSWISE_DATA")):
         return None
     if not (folder := Path(given).expanduser()).is_dir():
-        raise InputError(f"CLASSWISE_DATA = {given!r} is not a folder")
+        raise InputError(f"CLASSWISE_DATA = {given!r} is not a folder: set it to one, or unset it")
     return folder
 
 
 def cache_directory() -> Path | None:
-    """Where decoded data sets are kept: CLASSWISE_CACHE, else the user's cache; None without a home."""
+    """Return the cache of decoded data sets: CLASSWISE_CACHE, else the user's cache; None without a home directory."""
     if chosen := os.environ.get("CLASSWISE_CACHE"):
         return Path(chosen).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -31,9 +31,11 @@ def cache_directory() -> Path | None:
 
 
 def remember(dataset: str, folder: Path) -> None:
-    """Note where a data set lies, for every later use of its name."""
+    """Record the folder of a data set for every later use of its name."""
     if (note := _note(dataset)) is None:
-        raise InputError("there is no place to note where the data lie: set CLASSWISE_CACHE to a folder")
+        raise InputError(
+            "the folder cannot be recorded without a home directory: set CLASSWISE_CACHE to a writable folder"
+        )
     try:
         write_json(note, {"folder": str(folder.resolve())})
     except OSError as error:
@@ -41,16 +43,15 @@ def remember(dataset: str, folder: Path) -> None:
 
 
 def remembered(dataset: str) -> Path | None:
-    """Where a data set was said to lie."""
+    """Return the recorded folder of a data set, if there is one."""
     note = _note(dataset)
     if note is None or not note.is_file():
         return None
     found = read_json(note)
     folder = found.get("folder") if isinstance(found, dict) else None
     if not isinstance(folder, str) or not Path(folder).is_dir():
-        where = folder if isinstance(folder, str) else "nowhere"
         again = f"run classwise data prepare {dataset} --from DIR again, or delete {note}"
-        raise InputError(f"{dataset} was prepared from {where}, which is no folder any more: {again}")
+        raise InputError(f"{dataset} was prepared from {folder!r}, which is no longer a folder: {again}")
     return Path(folder)
 
 

@@ -1,8 +1,8 @@
-"""Pickles that hold arrays, and nothing that could run.
+"""A reader of pickles that contain only plain values and uint8 arrays.
 
-A pickle is a program. This reader knows the plain values (numbers, text, lists, dictionaries) and the names by which
-arrays and bytes are written, for which it puts classes of its own; asked for any other name it stops. No code of
-numpy's or of anybody's is reached from the file, and nothing is allocated that the file does not hold.
+Written by hand because pickles execute code: this reader resolves only the names by which numpy arrays and bytes are
+stored, to classes of its own, and refuses all others. No foreign code is reachable, and memory is bounded by
+the size of the file.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import numpy as np
 from classwise.core.errors import InputError, one_line
 
 MAX_BYTES = 2**30
-"""Larger files are refused: the largest published one has 155 MB."""
+"""Larger files are refused; the largest published one has 155 MB."""
 
 
 def read_pickle(file: Path) -> Any:
-    """What a pickle of plain values and uint8 arrays holds; text of Python 2 comes as bytes."""
+    """Read a pickle of plain values and uint8 arrays; Python 2 strings are returned as bytes."""
     try:
         if (size := file.stat().st_size) > MAX_BYTES:
-            raise InputError(f"{size} bytes, more than {MAX_BYTES}")
+            raise InputError(f"{size} bytes; expected at most {MAX_BYTES}")
         return _plain(_Reader(io.BytesIO(file.read_bytes()), encoding="bytes").load())
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
-    except Exception as error:  # a damaged pickle can raise nearly anything
+    except Exception as error:  # damaged pickles raise many kinds of exceptions
         raise InputError(f"{file}: not a readable pickle: {one_line(error)}") from error
 
 
 class _Dtype:
-    """What stands for numpy.dtype: its text alone."""
+    """Replaces numpy.dtype; keeps its string."""
 
     __slots__ = ("text",)
 
@@ -41,11 +41,11 @@ class _Dtype:
         self.text = text.decode("latin-1") if isinstance(text, bytes) else text
 
     def __setstate__(self, state: Any) -> None:
-        pass  # byte order and alignment, which a byte has not
+        pass  # byte order and alignment are irrelevant for bytes
 
 
 class _Array:
-    """What stands for an array while it is read."""
+    """Replaces numpy.ndarray while a file is read."""
 
     __slots__ = ("found",)
 
@@ -55,21 +55,21 @@ class _Array:
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, fortran, data = state
         if not isinstance(dtype, _Dtype) or dtype.text not in ("u1", "|u1") or not isinstance(data, bytes):
-            raise pickle.UnpicklingError("an array that is not of bytes")
+            raise pickle.UnpicklingError("an array with a type other than uint8")
         self.found = np.frombuffer(data, dtype=np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
 class _Bytes:
-    """What stands for _codecs.encode, by which Python 3 writes bytes so that Python 2 can read them.
+    """Replaces _codecs.encode, by which Python 3 writes bytes in old protocols.
 
-    A class as the others are: to a function, a file could attach something.
+    A class with slots, because a pickle could set attributes on a function.
     """
 
     __slots__ = ()
 
     def __new__(cls, text: Any, encoding: Any) -> Any:
         if encoding != "latin1" or not isinstance(text, str):
-            raise pickle.UnpicklingError("bytes in an unknown encoding")
+            raise pickle.UnpicklingError("bytes in an encoding other than latin1")
         return text.encode("latin1")
 
 
@@ -83,16 +83,16 @@ _KNOWN: dict[tuple[str, str], Any] = {
 
 
 class _Reader(pickle._Unpickler):
-    """The reader written in Python: the one in C sets aside as much memory as a file asks for."""
+    """Based on the Python implementation, because the one in C allocates as much memory as a file requests."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _KNOWN:
-            raise InputError(f"refused: it names {module}.{name}, and data must not bring code")
+            raise InputError(f"refused: it would run {module}.{name}; data files must not contain code")
         return _KNOWN[module, name]
 
 
 def _plain(value: Any) -> Any:
-    """The arrays in place of what stood for them; only at the top, where published files have them."""
+    """Replace the stand-ins for arrays by the arrays, at the top level only, as in the published files."""
     if isinstance(value, dict):
         return {key: entry.found if isinstance(entry, _Array) else entry for key, entry in value.items()}
     return value

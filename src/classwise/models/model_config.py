@@ -1,4 +1,4 @@
-"""Directories that ``classwise export`` writes: ``config.json`` says what a model is, ``model.safetensors`` has it."""
+"""``config.json`` of directories written by ``classwise export``; the weights are in ``model.safetensors``."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from classwise.storage.files import read_json
 SCHEMA = "classwise/model/1"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LARGEST_CONFIG = 10_000_000
-"""Bytes; the longest class names of a thousand classes need a tenth."""
+"""The largest configuration file in bytes; long names of a thousand classes need a tenth."""
 
 
 class Normalization(BaseModel):
-    """What is subtracted and divided by, channel by channel; it is among the weights too."""
+    """The mean and standard deviation of each channel, which are also in the weights."""
 
     mean: list[float]
     std: list[float]
 
 
 class TrainedFor(BaseModel):
-    """The threat a model was trained against."""
+    """The threat model of adversarial training."""
 
     norm: str
     eps: str
 
 
 class ModelConfig(BaseModel):
-    """What ``config.json`` says of an exported model."""
+    """The content of ``config.json``."""
 
     model_config = ConfigDict(frozen=True)
 
     schema_: Literal["classwise/model/1"] = Field("classwise/model/1", alias="schema")
     architecture: str
-    """A spec: a registered name, or one of timm or torchvision, with settings."""
+    """A model spec with settings: a registered name, ``timm:NAME`` or ``torchvision:NAME``."""
     num_classes: Count
     in_channels: Count
     classes: list[str]
@@ -48,23 +48,23 @@ class ModelConfig(BaseModel):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a model, whoever wrote it."""
+    """Read the configuration of a model, written by us or by transformers."""
     path = folder / CONFIG
     if not path.is_file():
-        raise InputError(f"{folder} holds no {CONFIG}: it is not the directory of a model")
+        raise InputError(f"{folder} contains no {CONFIG}: it is not a model directory")
     if path.stat().st_size > LARGEST_CONFIG:
-        raise InputError(f"{path} is far too large for the configuration of a model")
+        raise InputError(f"{path} has {path.stat().st_size} bytes; a configuration has at most {LARGEST_CONFIG}")
     try:
         content = read_json(path)
     except RecursionError:
-        raise InputError(f"{path} is nested too deeply") from None
+        raise InputError(f"{path}: the JSON is nested too deeply") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path} is not the configuration of a model: expected an object")
+        raise InputError(f"{path} is not the configuration of a model; expected a JSON object")
     return content
 
 
 def exported(folder: Path, content: dict[str, Any]) -> ModelConfig | None:
-    """The configuration as ours; None where it is another's."""
+    """Validate a configuration written by ``classwise export``; None if it was not."""
     if content.get("schema") != SCHEMA:
         return None
     try:
@@ -73,5 +73,7 @@ def exported(folder: Path, content: dict[str, Any]) -> ModelConfig | None:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise InputError(f"{folder / CONFIG}: {where[:80]}: {first_line(error)}") from None
     if len(config.classes) != config.num_classes:
-        raise InputError(f"{folder / CONFIG} names {len(config.classes)} classes of {config.num_classes}")
+        raise InputError(
+            f"{folder / CONFIG} has {len(config.classes)} class names; expected num_classes = {config.num_classes}"
+        )
     return config

@@ -17,10 +17,10 @@ from torch import nn
 
 from classwise.config.spec import Spec, convert
 from classwise.core.errors import InputError, one_line, unknown
-from classwise.models.exported import WEIGHTS
-from classwise.models.extras import optional
 from classwise.models.hub import fetch
+from classwise.models.model_config import WEIGHTS
 from classwise.models.normalize import NORMALIZATIONS
+from classwise.models.optional_packages import optional
 from classwise.models.preprocess import Prepared, Resize
 from classwise.models.settings import Count, Normalization
 
@@ -59,7 +59,7 @@ def parse(spec: str) -> tuple[str, str, dict[str, str]]:
 
 
 def build_zoo(spec: str, *, num_classes: int | None = None, in_channels: int | None = None) -> nn.Module:
-    """The architecture, freshly initialised, with its normalisation and its size of images inside."""
+    """The architecture, freshly initialized, with its normalization and its size of images inside."""
     zoo, name, options = parse(spec)
     settings = ZooSettings(**convert(f"model {zoo}:{name!r}", ZooSettings, options))
     needed = {"num_classes": num_classes, "in_channels": in_channels}

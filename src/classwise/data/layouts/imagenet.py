@@ -1,4 +1,4 @@
-"""ImageNet and Tiny-ImageNet as published: folders called by the WordNet ids of the classes."""
+"""The published layouts of ImageNet and Tiny-ImageNet: folders named by the WordNet ids of the classes."""
 
 # N examples
 
@@ -9,43 +9,41 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from classwise.core.errors import InputError, one_line
-from classwise.data.cards import DatasetCard
+from classwise.data.datasets import DatasetCard, imagenet_classes
 from classwise.data.folders import image_files, images_below, size_of, subfolders
+from classwise.data.layouts.base import Layout
 from classwise.data.sources import Reading
-from classwise.data.wordnet import IMAGENET
 
 WNID = re.compile(r"n\d{8}")
-LOOKED_AT = 8
-"""So many images of so many classes tell whether all have one size."""
+SAMPLED = 8
+"""The number of images of as many classes that are sampled to detect whether all have one size."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageNetTree:
-    """``train/<id>/*.JPEG`` and ``val/<id>/*.JPEG``; any choice of the classes, numbered as they are sorted."""
-
-    places: tuple[str, ...]
+class ImageNetTree(Layout):
+    """``train/<id>/*.JPEG`` and ``val/<id>/*.JPEG`` with any subset of the classes, numbered in sorted order."""
 
     def files(self, folder: Path, split: str) -> list[Path]:
         splits = _split_folders(folder)
         if not any(_wnids(place) or _flat(place) for place in splits.values()):
             return []
         if split not in splits:
-            there = " and ".join(place.name for place in splits.values())
-            raise InputError(f"{folder}: no folder for the split {split}; there is {there}")
+            present = " and ".join(place.name for place in splits.values())
+            raise InputError(f"{folder}: no folder for the split {split}; found {present}")
         place = splits[split]
         if _flat(place):
             raise InputError(
-                f"{place} holds images without class folders; move each into {place.name}/<WordNet id>/, "
-                "as the ground truth of the development kit says"
+                f"{place} contains images without class folders: move each to {place.name}/<WordNet id>/ "
+                "according to the ground truth of the development kit"
             )
         return [file for wnid in _wnids(place) for file in images_below(place / wnid)]
 
     def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
         splits = _split_folders(folder)
         card = _of_classes(card, {wnid for place in splits.values() for wnid in _wnids(place)})
-        # Those who have brought all images to one size want them so.
-        some = [place / wnid for place in splits.values() for wnid in _wnids(place)[:LOOKED_AT]]
-        sizes = {size_of(file) for place in some for file in images_below(place)[:LOOKED_AT]}
+        # Images that were resized to one size keep it.
+        sampled = [place / wnid for place in splits.values() for wnid in _wnids(place)[:SAMPLED]]
+        sizes = {size_of(file) for place in sampled for file in images_below(place)[:SAMPLED]}
         return replace(card, size=sizes.pop(), resize=None) if len(sizes) == 1 else card
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
@@ -55,29 +53,27 @@ class ImageNetTree:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TinyImageNetTree:
+class TinyImageNetTree(Layout):
     """``wnids.txt``, ``train/<id>/images/*.JPEG`` and ``val/images/*.JPEG`` with ``val/val_annotations.txt``.
 
-    Classes are numbered as their ids are sorted, as by everybody who reads the training folders, and not in the order
-    of ``wnids.txt``.
+    Classes are numbered in the sorted order of their ids, as by torchvision's ``ImageFolder``, not in the order of
+    ``wnids.txt``.
     """
-
-    places: tuple[str, ...]
 
     def files(self, folder: Path, split: str) -> list[Path]:
         if not (folder / "wnids.txt").is_file():
             return []
-        return [file for file, _ in self._labelled(folder, split)]
+        return [file for file, _ in self._labeled(folder, split)]
 
     def narrowed(self, card: DatasetCard, folder: Path) -> DatasetCard:
         return _of_classes(card, set(_lines(folder / "wnids.txt")))
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
-        labelled = self._labelled(folder, split)
-        return _reading([file for file, _ in labelled], [wnid for _, wnid in labelled], card, folder)
+        labeled = self._labeled(folder, split)
+        return _reading([file for file, _ in labeled], [wnid for _, wnid in labeled], card, folder)
 
-    def _labelled(self, folder: Path, split: str) -> list[tuple[Path, str]]:
-        """The image files with the ids of their classes; many people have sorted those of validation into folders."""
+    def _labeled(self, folder: Path, split: str) -> list[tuple[Path, str]]:
+        """Return image files with class ids; the validation images may have been moved to class folders."""
         place = folder / ("train" if split == "train" else "val")
         wnids = _wnids(place)
         if wnids or split == "train":
@@ -90,23 +86,23 @@ class TinyImageNetTree:
 
 
 def _annotated(place: Path, notes: Path) -> list[tuple[Path, str]]:
-    """The images of a folder with their ids, as the first two columns of a table have them."""
+    """Return the images of a folder with their ids, from the first two columns of an annotation file."""
     rows = [line.split("\t") for line in _lines(notes)]
     for row in rows:
         if len(row) < 2 or Path(row[0]).name != row[0] or not (place / row[0]).is_file():
-            raise InputError(f"{notes}: {row[0]!r} is no image in {place}")
+            raise InputError(f"{notes}: {row[0]!r} is not an image in {place}")
     return [(place / row[0], row[1]) for row in rows]
 
 
 def _of_classes(card: DatasetCard, wnids: set[str]) -> DatasetCard:
-    there = tuple(sorted(wnids))
-    return replace(card, classes=tuple(IMAGENET.get(wnid, wnid) for wnid in there), wnids=there)
+    present = tuple(sorted(wnids))
+    return replace(card, classes=tuple(imagenet_classes().get(wnid, wnid) for wnid in present), wnids=present)
 
 
 def _reading(files: list[Path], wnids: list[str], card: DatasetCard, folder: Path) -> Reading:
     labels = {wnid: label for label, wnid in enumerate(card.wnids)}
     if strange := next((wnid for wnid in wnids if wnid not in labels), None):
-        raise InputError(f"{folder}: {strange!r} is no class of {card.name}")
+        raise InputError(f"{folder}: {strange!r} is not a class of {card.name}")
     if not files:
         raise InputError(f"{folder}: no image files in the class folders")
     numbers = [labels[wnid] for wnid in wnids]
@@ -119,7 +115,7 @@ def _split_folders(folder: Path) -> dict[str, Path]:
 
 
 def _flat(place: Path) -> bool:
-    """Whether it holds the images as the archive of the validation images does, without a folder for each class."""
+    """Whether a folder contains the validation images without class folders, as in the published archive."""
     return next(place.glob("ILSVRC2012_val_*"), None) is not None
 
 

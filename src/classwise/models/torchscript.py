@@ -1,4 +1,4 @@
-"""TorchScript files: programs, which run only where somebody says that they may."""
+"""TorchScript files, which are programs and are executed only with explicit permission."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from classwise.core.errors import InputError, one_line
 
 
 class Scripted(nn.Module):
-    """A TorchScript module behind one of Python's, which unlike it can be watched by hooks."""
+    """A TorchScript module wrapped in a Python module, which supports hooks."""
 
     def __init__(self, script: nn.Module) -> None:
         super().__init__()
@@ -24,14 +24,16 @@ class Scripted(nn.Module):
 
 
 def load_script(path: Path, *, trust: bool) -> nn.Module:
-    """The module in a TorchScript file."""
+    """Load a TorchScript file; ``trust`` permits executing it."""
     if not path.is_file():
         raise InputError(f"model 'torchscript:{path}': no such file")
     if not trust:
-        raise InputError(f"{path} is a program that runs when the model is asked: add --trust if you know its author")
+        raise InputError(
+            f"{path} is a TorchScript program, which can execute any code: add --trust if you trust its author"
+        )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch calls the format deprecated; the user has the file all the same
+            warnings.simplefilter("ignore")  # torch deprecates the format
             return Scripted(torch.jit.load(path, map_location="cpu"))  # type: ignore[no-untyped-call]
     except Exception as error:  # RuntimeError, and whatever a damaged archive raises
         raise InputError(f"{path} is not a TorchScript file: {one_line(error, 120)}") from error

@@ -1,4 +1,4 @@
-"""Architectures of timm and torchvision: as those packages build them, behind their normalisation."""
+"""Architectures of timm and torchvision: as those packages build them, behind their normalization."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from classwise.core.errors import InputError
 from classwise.models.load import build_model, load_model
 from classwise.models.normalize import NORMALIZATIONS
-from classwise.models.zoos import published_weights
+from classwise.models.timm_torchvision import published_weights
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -39,7 +39,7 @@ def test_torchvision_needs_a_file_of_weights():
         ("timm:resnet18,width=3", "unknown setting"),
         ("timm:resnet18,size=0", "size = '0'"),
         ("timm:resnet18,normalize=moon", "normalize = 'moon'"),
-        ("timm:resnet18,num_classes=5", "num_classes=5, but 4 are needed"),
+        ("timm:resnet18,num_classes=5", "num_classes=5, but the data has 4"),
     ],
 )
 def test_settings_are_checked_before_anything_is_imported(spec, said):
@@ -61,7 +61,7 @@ class TestTimm:
         save_file(network.state_dict(), tmp_path / "model.safetensors")
         return tmp_path / "model.safetensors", network
 
-    def test_answers_as_timm_does_behind_its_normalisation(self, file):
+    def test_answers_as_timm_does_behind_its_normalization(self, file):
         path, network = file
         mean, std = (torch.tensor(network.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
         x = torch.rand(2, 3, 32, 32)
@@ -114,7 +114,7 @@ class TestTorchvision:
         reason = "needs the extra torchvision, in a version that goes with the installed torch"
         return pytest.importorskip("torchvision.models", reason=reason, exc_type=(ImportError, RuntimeError))
 
-    def test_answers_as_torchvision_does_behind_its_normalisation(self, models, tmp_path):
+    def test_answers_as_torchvision_does_behind_its_normalization(self, models, tmp_path):
         if not hasattr(models, "get_model"):
             pytest.skip("this torchvision has no get_model")
         torch.manual_seed(5)

@@ -1,11 +1,12 @@
-"""From what users have in their hands (arrays, tensors, Datasets, DataLoaders) to an ImageSet."""
+"""Data given as Python objects (arrays, tensors, Datasets, DataLoaders) or by a function that returns one."""
 
 # N examples, B batch, C channels, H height, W width
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from PIL import Image
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset, TensorDataset
 
-from classwise.core.errors import InputError
+from classwise.config.plugins import load_attribute
+from classwise.core.errors import InputError, one_line
 from classwise.data.arrays import ImageSet
 from classwise.data.decode import mode_of, pixels, undecodable
 
@@ -22,13 +24,15 @@ LABEL_KEYS = ("label", "labels")
 
 
 def as_image_set(data: Any, *, name: str, split: str, classes: Sequence[str] | None = None) -> ImageSet:
-    """Read a whole data set into memory. ``classes`` overrides the names the data may bring along."""
+    """Read a data set into memory. ``classes`` overrides the class names of the data."""
     names = tuple(classes) if classes is not None else None
     if isinstance(data, ImageSet):
         return data if names is None else replace(data, classes=names)
     if isinstance(data, tuple | list):
         if len(data) != 2:
-            raise InputError(f"{name}: a {type(data).__name__} of {len(data)}; expected a pair (images, labels)")
+            raise InputError(
+                f"{name}: data is a {type(data).__name__} of length {len(data)}; expected a pair (images, labels)"
+            )
         images, labels = _array(data[0], "images"), _array(data[1], "labels")
     elif isinstance(data, Mapping):
         x, y = _pair(data, name)
@@ -47,8 +51,41 @@ def as_image_set(data: Any, *, name: str, split: str, classes: Sequence[str] | N
     return ImageSet(name=name, split=split, images=_nchw(images, labels.size), labels=labels, classes=names)
 
 
+@dataclass(frozen=True)
+class Factory:
+    """User code that provides data, ``package.module:factory`` or ``path/to/file.py:factory``.
+
+    It is, or returns, a pair of images and labels, a Dataset, a DataLoader or an ``ImageSet``. A parameter named
+    ``split`` receives the data split. The result is not cached, because it may change at any time.
+    """
+
+    spec: str
+    split: str = "test"
+
+    def read(self) -> ImageSet:
+        """Read all images."""
+        found = load_attribute(self.spec, "data")
+        try:
+            if callable(found):
+                found = found(split=self.split) if _takes_split(found) else found()
+            return as_image_set(found, name=self.spec, split=self.split)  # may run user code as well
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise InputError(f"data {self.spec!r}: reading failed: {one_line(error)}") from error
+
+
+def _takes_split(factory: Any) -> bool:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # some built-in callables have no signature
+        return False
+    named = any(p.name == "split" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
+    return named or any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
 def class_names(dataset: Any) -> tuple[str, ...] | None:
-    """The class names a data set brings, as torchvision's do (``.classes``) and the hub's (``.features``)."""
+    """Return the class names of a dataset: ``.classes`` of torchvision's, ``.features`` of the hub's."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     found = getattr(dataset, "classes", None)
@@ -61,7 +98,7 @@ def class_names(dataset: Any) -> tuple[str, ...] | None:
 
 
 def _array(value: Any, what: str) -> np.ndarray:
-    """An array of a tensor or of anything numpy understands."""
+    """Return a tensor or anything that numpy accepts as an array."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         # numpy has no bfloat16
@@ -70,15 +107,14 @@ def _array(value: Any, what: str) -> np.ndarray:
     try:
         return np.asarray(value)
     except ValueError:
-        raise InputError(f"{what} of different shapes cannot be one array") from None
+        raise InputError(f"{what} have different shapes; expected one shape for all") from None
 
 
 def _nchw(images: np.ndarray, examples: int) -> np.ndarray:
-    """Bring images into (N, C, H, W) and into uint8 or float32.
+    """Convert images to (N, C, H, W) and floats to float32.
 
-    Without channels, (N, H, W), they are grey. Channels last are recognised by a last axis of 1 or 3 where
-    the second is neither; float images must besides be larger than 4 pixels either way, because data of other
-    kinds comes as (N, features, 1, 1).
+    Images (N, H, W) are gray. Channels are last if the last axis has length 1 or 3 and the second has not; float images
+    must also be larger than 4 pixels in height and width, because other data comes as (N, features, 1, 1).
     """
     if images.dtype.kind == "f":
         images = images.astype(np.float32, copy=False)
@@ -91,9 +127,9 @@ def _nchw(images: np.ndarray, examples: int) -> np.ndarray:
 
 
 def _items(data: Any) -> Iterator[Any]:
-    """The examples of a map-style or iterable data set, in order."""
+    """Return the examples of a map-style or iterable dataset, in order."""
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        # Iterating would rely on an IndexError at the end, which not every Dataset raises.
+        # Iteration would rely on an IndexError at the end, which not every Dataset raises.
         return (data[i] for i in range(len(data)))
     return iter(data)
 
@@ -106,12 +142,12 @@ def _from_items(items: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
         image = _image(image, f"example {index}")
         if images and image.shape != images[0].shape:
             raise InputError(
-                f"example 0 has shape {images[0].shape}, example {index} {image.shape}; expected one shape"
+                f"example 0 has shape {images[0].shape}, example {index} has {image.shape}; expected one shape for all"
             )
         images.append(image)
         labels.append(label.item() if isinstance(label, Tensor) and label.numel() == 1 else label)
     if not images:
-        raise InputError("the data set is empty")
+        raise InputError("the data set is empty; expected at least one example")
     return np.stack(images), _array(labels, "labels")
 
 
@@ -127,18 +163,18 @@ def _from_loader(loader: DataLoader[Any]) -> tuple[np.ndarray, np.ndarray]:
         labels.append(_array(y, "labels"))
         if images[-1].shape[1:] != images[0].shape[1:]:
             raise InputError(
-                f"batch 0 has images of shape {images[0].shape[1:]}, batch {index} {images[-1].shape[1:]}; "
-                "expected one shape"
+                f"batch 0 has images of shape {images[0].shape[1:]}, batch {index} of {images[-1].shape[1:]}; "
+                "expected one shape for all"
             )
     if not images:
-        raise InputError("the loader is empty")
+        raise InputError("the DataLoader is empty; expected at least one batch")
     return np.concatenate(images), np.concatenate(labels)
 
 
 def _unshuffled(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The same loader in the order of its data set and without a dropped rest.
+    """Return the loader in the order of its dataset, without dropping the last batch.
 
-    Results are kept by index, so the order must be the same in every run. A sampler of the user's is obeyed.
+    Results are stored by index, so the order must be the same in every run. A custom sampler is kept.
     """
     sampler = loader.sampler
     plain = isinstance(sampler, RandomSampler | SequentialSampler) and not getattr(sampler, "replacement", False)
@@ -151,12 +187,12 @@ def _unshuffled(loader: DataLoader[Any]) -> DataLoader[Any]:
         num_workers=loader.num_workers,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
-        generator=Generator(),  # iterating draws a seed for the workers; the user's own generator is not ours
+        generator=Generator(),  # iteration draws a seed for the workers, which must not change the user's generator
     )
 
 
 def _pair(item: Any, where: str) -> tuple[Any, Any]:
-    """Image and label in an example or a batch."""
+    """Return image and label of an example or a batch."""
     if isinstance(item, Mapping):
         image = next((key for key in IMAGE_KEYS if key in item), None)
         label = next((key for key in LABEL_KEYS if key in item), None)
@@ -166,11 +202,11 @@ def _pair(item: Any, where: str) -> tuple[Any, Any]:
         return item[image], item[label]
     if isinstance(item, tuple | list) and len(item) >= 2:
         return item[0], item[1]
-    raise InputError(f"{where} is {type(item).__name__}; expected (image, label) or a dict with both")
+    raise InputError(f"{where} is a {type(item).__name__}; expected (image, label) or a dict with both")
 
 
 def _image(value: Any, where: str) -> np.ndarray:
-    """(C, H, W) of one image; arrays and tensors keep their axes."""
+    """Return an image as (C, H, W); arrays and tensors keep their axes."""
     if isinstance(value, Image.Image):
         try:
             return pixels(value, mode_of(value)).transpose(2, 0, 1)
