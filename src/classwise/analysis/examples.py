@@ -27,7 +27,7 @@ from classwise.core.model_calls import device_of
 from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.data.batches import ordered
-from classwise.evaluation.gallery import Tried
+from classwise.evaluation.examples import Tried
 from classwise.reporting.examples import Example, amplification
 from classwise.reporting.figures import Figure, gallery
 from classwise.reporting.tables import Table

@@ -26,7 +26,7 @@ from classwise.core.streams import ExampleNoise
 from classwise.core.types import MeasuredAttack
 from classwise.data.batches import ordered
 from classwise.data.splits import balanced_subset
-from classwise.evaluation.suite import read_suite
+from classwise.evaluation.perturbations import read_suite
 from classwise.models.heads import head_of
 
 Floats = NDArray[np.float32]

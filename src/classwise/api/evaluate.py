@@ -17,9 +17,9 @@ from classwise.core.progress import SILENT, Progress
 from classwise.data import load_data
 from classwise.data.validation import validation_images
 from classwise.evaluation.command import command
-from classwise.evaluation.evaluate import Question, run_evaluation
 from classwise.evaluation.margins import MarginSettings, find_margins
-from classwise.evaluation.suite import read_suite
+from classwise.evaluation.perturbations import read_suite
+from classwise.evaluation.runner import Question, run_evaluation
 from classwise.reporting import ClassReport
 from classwise.storage.run_directory import RunDirectory, Section
 

@@ -26,9 +26,9 @@ from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
 from classwise.data import ImageSet, ordered
-from classwise.evaluation.evaluate import count_classes, fitting_batch
-from classwise.evaluation.suite import Suite
-from classwise.evaluation.work import Parts, Work, predict
+from classwise.evaluation.perturbations import Suite
+from classwise.evaluation.runner import count_classes, fitting_batch
+from classwise.evaluation.stages import Parts, Work, predict
 from classwise.reporting.estimates import Estimate, estimate
 from classwise.reporting.report import ThreatInfo
 from classwise.storage.run_directory import hardware, versions

@@ -50,7 +50,7 @@ def evaluate(
     from classwise.api.resolve import checked_engine
     from classwise.bench.evaluate import bench_evaluation
     from classwise.core.devices import pick_device
-    from classwise.evaluation.suite import read_attack, read_suite
+    from classwise.evaluation.perturbations import read_attack, read_suite
 
     place = pick_device(device)
     attacks = attack or ["pgd:steps=20,start=zero"]

@@ -30,9 +30,9 @@ from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
 from classwise.data import ImageSet, ordered
 from classwise.evaluation.batching import in_batches
-from classwise.evaluation.evaluate import PROBE, PROBE_BATCH, count_classes, fitting_batch
 from classwise.evaluation.fast import at_most
-from classwise.evaluation.work import SAVE_SECONDS, answers
+from classwise.evaluation.runner import PROBE, PROBE_BATCH, count_classes, fitting_batch
+from classwise.evaluation.stages import SAVE_SECONDS, answers
 from classwise.metrics.counts import Ints
 from classwise.models.weights import digest_model
 from classwise.storage.files import digest, digest_json

@@ -19,7 +19,7 @@ from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
 from classwise.core.threat import Threat
 from classwise.data import ImageSet
-from classwise.evaluation.evaluate import Question
+from classwise.evaluation.runner import Question
 from classwise.models.heads import Biased
 from classwise.models.normalize import Normalized
 from classwise.models.weights import digest_model

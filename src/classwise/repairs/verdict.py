@@ -17,8 +17,8 @@ from classwise.core.model_calls import device_of
 from classwise.core.progress import Progress
 from classwise.data import ImageSet, ordered
 from classwise.evaluation.batching import in_batches
-from classwise.evaluation.evaluate import Question, fitting_batch, run_evaluation
-from classwise.evaluation.work import answers
+from classwise.evaluation.runner import Question, fitting_batch, run_evaluation
+from classwise.evaluation.stages import answers
 from classwise.metrics import confusion_matrix
 from classwise.metrics.calibration import expected_calibration_error
 from classwise.metrics.counts import Ints

@@ -22,7 +22,7 @@ from classwise.attacks import AutoAttack, Fast
 from classwise.core.errors import InputError
 from classwise.core.progress import Progress
 from classwise.data import load_data
-from classwise.evaluation import evaluate, work
+from classwise.evaluation import runner, stages
 from classwise.evaluation.fast import NEAREST_OF_CLASS, Cascade, at_most, nearest, sample
 from classwise.models import resnet18
 from classwise.models.load import load_model
@@ -200,9 +200,9 @@ def test_a_lying_twin_invents_no_break(run: Path, monkeypatch: pytest.MonkeyPatc
         seen.append((x, logits))
         return logits
 
-    answers = work.answers
-    monkeypatch.setattr(work, "answers", recorded)
-    monkeypatch.setattr(evaluate, "searcher", lambda *_: Liar())
+    answers = stages.answers
+    monkeypatch.setattr(stages, "answers", recorded)
+    monkeypatch.setattr(runner, "searcher", lambda *_: Liar())
     report = cw.evaluate(model, "digits", attacks=["pgd:steps=3"], eps=EPS, per_class=6)
     verdicts = report.verdicts
     assert verdicts is not None
@@ -344,7 +344,7 @@ def test_an_evaluation_leaves_nothing_behind(run: Path) -> None:
     gc.disable()
     try:
         cw.evaluate(model, "digits", attacks=[f"fast:{SHORT}"], eps=EPS, per_class=3)
-        left = [thing for thing in gc.get_objects() if type(thing) in (Twin, work.Work, Cascade)]
+        left = [thing for thing in gc.get_objects() if type(thing) in (Twin, stages.Work, Cascade)]
     finally:
         gc.enable()
     assert not left

@@ -21,8 +21,8 @@ import classwise as cw
 from classwise.core.model_calls import dtype_of
 from classwise.core.threat import Threat
 from classwise.data import load_data, ordered, to_float
-from classwise.evaluation.probes import LARGEST_SAMPLE, SAMPLE, SHOWN, STEPS, choose, examine
-from classwise.evaluation.sanity import LEVEL, inspect
+from classwise.evaluation.trust.findings import LEVEL, inspect
+from classwise.evaluation.trust.probes import LARGEST_SAMPLE, SAMPLE, SHOWN, STEPS, choose, examine
 from classwise.models.load import load_model
 from classwise.models.normalize import NORMALIZATIONS
 from classwise.reporting.sanity import Finding, Probes, Sanity

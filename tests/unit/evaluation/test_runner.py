@@ -25,7 +25,7 @@ from classwise.attacks.problem import Problem
 from classwise.core.errors import InputError
 from classwise.core.progress import Progress
 from classwise.data import load_data, to_float
-from classwise.evaluation.work import JUDGED, answers
+from classwise.evaluation.stages import JUDGED, answers
 from classwise.storage.verdicts import Verdicts
 
 EPS = 0.1
@@ -174,7 +174,7 @@ def test_a_break_outside_the_ball_never_counts(model: nn.Module) -> None:
 def test_interrupted_evaluation_resumes_to_the_same_verdicts(
     model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: Callable[[int], Progress]
 ) -> None:
-    monkeypatch.setattr("classwise.evaluation.work.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("classwise.evaluation.stages.SAVE_SECONDS", 0.0)
     settings = {"attacks": ["pgd:steps=2", "pgd:steps=3"], "eps": EPS, "batch_size": 50}
     whole = cw.evaluate(model, "digits", **settings)
     assert list(whole.results) == ["natural", "pgd:steps=2", "pgd:steps=3", "worst-case"]
@@ -334,7 +334,7 @@ def test_interruption_saves_what_is_decided(
 
 
 def test_a_given_batch_size_is_checked_and_none_fits_the_images(model: nn.Module) -> None:
-    from classwise.evaluation.evaluate import fitting_batch
+    from classwise.evaluation.runner import fitting_batch
 
     small = load_data("digits", split="test")
     assert fitting_batch(small, torch.device("cpu")) == 2000

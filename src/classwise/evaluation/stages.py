@@ -26,10 +26,10 @@ from classwise.core.threat import Threat
 from classwise.core.types import Corruption, Effort, MeasuredAttack
 from classwise.data import ImageSet, ordered
 from classwise.evaluation.batching import in_batches
+from classwise.evaluation.examples import Tried
 from classwise.evaluation.fast import Cascade
-from classwise.evaluation.gallery import Tried
-from classwise.evaluation.probes import QUERIES, choose, examine
-from classwise.evaluation.sanity import warnings_of
+from classwise.evaluation.trust.findings import warnings_of
+from classwise.evaluation.trust.probes import QUERIES, choose, examine
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.reporting.effort import AttackInfo, ClassEffort, StageInfo

@@ -34,9 +34,9 @@ from classwise.core.threat import Threat
 from classwise.core.types import Corruption, MeasuredAttack
 from classwise.data import ImageSet, balanced_subset, ordered
 from classwise.data.cards import known_superclasses
-from classwise.evaluation.rounds import Rounds
-from classwise.evaluation.sanity import inspect
-from classwise.evaluation.work import Parts, Work, predict
+from classwise.evaluation.adaptive import Rounds
+from classwise.evaluation.stages import Parts, Work, predict
+from classwise.evaluation.trust.findings import inspect
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.models.weights import digest_model
