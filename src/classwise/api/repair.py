@@ -14,8 +14,9 @@ from classwise.config.spec import Spec, build
 from classwise.core.errors import InputError, unknown
 from classwise.core.model_calls import device_of
 from classwise.core.progress import SILENT, Progress
+from classwise.evaluation.inputs import count_classes
 from classwise.evaluation.perturbations import read_suite
-from classwise.evaluation.runner import Question, count_classes
+from classwise.evaluation.runner import Question
 from classwise.models.load import build_model, run_directory
 from classwise.repairs.fit import RULES
 from classwise.repairs.images import check_apart, fitting_images, test_split

@@ -1,15 +1,15 @@
-"""An evaluation in rounds: more examples for the classes that decide how weak the weakest is, until that is known."""
+"""Attack in rounds until the accuracy of the worst class is known: see ``classwise.evaluation.allocation``."""
 
 # K classes, N examples
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from classwise.core.errors import InputError
-from classwise.evaluation.allocation import Allocation, first_round, next_round, overall, summary
+from classwise.evaluation.allocation import first_round, next_round, overall, summary
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.reporting.allocation import AllocationInfo
@@ -17,62 +17,69 @@ from classwise.reporting.estimates import Estimate, percent
 from classwise.storage.verdicts import Verdicts
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """Which examples are open in each round, and what is known after the last."""
+    """The order in which examples are attacked, and the goal."""
 
-    def __init__(self, labels: Ints, num_classes: int, half_width: float, seed: int) -> None:
-        """``half_width`` in percentage points. Within a class the order is drawn by the seed, whatever the data's."""
-        if not 0 < half_width < 50:
-            raise InputError(f"until_worst_ci is in percentage points, above 0 and below 50, got {half_width}")
-        self.labels, self.half_width = labels, half_width / 100
-        self.available = np.bincount(labels, minlength=num_classes)
-        draws = np.random.default_rng(seed).permutation(len(labels))
-        self.rank = np.empty(len(labels), dtype=np.int64)
-        for label in range(num_classes):
-            rows = np.flatnonzero(labels == label)
-            self.rank[rows[np.argsort(draws[rows])]] = np.arange(len(rows))
-        self.done = self.first = first_round(self.available)
-        self.count = 1
+    label: Ints
+    rank: Ints
+    """(N,) place of each example in the order of its class."""
+    available: Ints
+    """(K,) examples of each class."""
+    half_width: float
+    """Wanted half-width of the 95% interval of the worst class, as a fraction."""
 
-    def run(self, decide: Callable[[Bools], Bools]) -> None:
-        """Open examples until it is enough; ``decide`` reaches the verdicts of those and says which survived."""
+    @classmethod
+    def of(cls, label: Ints, num_classes: int, half_width: float, seed: int) -> Rounds:
+        """Draw the order. ``half_width`` is in percentage points."""
+        draws = np.random.default_rng(seed).permutation(len(label))
+        rank = np.empty(len(label), dtype=np.int64)
+        for one in range(num_classes):
+            rows = np.flatnonzero(label == one)
+            rank[rows[np.argsort(draws[rows])]] = np.arange(len(rows))
+        available = np.bincount(label, minlength=num_classes)
+        return cls(label=label, rank=rank, available=available, half_width=half_width / 100)
+
+    def run(self, verdicts: Verdicts) -> Iterator[Bools]:
+        """Yield the examples to attack (N,), a superset of those before, until the goal is reached.
+
+        Before the next step, the caller fills the verdicts on these examples.
+        """
+        done = first_round(self.available)
         while True:
-            self.survived = decide(self.open)
-            more = next_round(self._counts(self.done), self.done, self.available, self.half_width)
+            rows = self.rank < done[self.label]
+            yield rows
+            more = next_round(self._survivors(rows, verdicts), done, self.available, self.half_width)
             if more is None:
                 return
-            self.done = self.done + more
-            self.count += 1
+            done = done + more
 
-    @property
-    def open(self) -> Bools:
-        """(N,) bool: to be decided so far."""
-        return np.asarray(self.rank < self.done[self.labels])
-
-    def info(self) -> AllocationInfo:
-        """What became of it."""
-        found: Allocation | None = summary(self._counts(self.done), self.done, self.available, self.half_width)
+    def info(self, rows: Bools, rounds: int, verdicts: Verdicts) -> AllocationInfo:
+        """Return the result after the last round."""
+        done = np.bincount(self.label[rows], minlength=len(self.available))
+        found = summary(self._survivors(rows, verdicts), done, self.available, self.half_width)
         assert found is not None
         return AllocationInfo(
             asked=round(100 * self.half_width, 4),
             reached=found.reached,
-            rounds=self.count,
+            rounds=rounds,
             label=found.label,
             value=percent(found.value),
             low=percent(found.low),
             high=percent(found.high),
             contenders=list(found.contenders),
-            attacked=self.done.tolist(),
+            attacked=done.tolist(),
             available=self.available.tolist(),
         )
 
     def overall(self, verdicts: Verdicts, key: str) -> Estimate:
-        """The accuracy of all classes by their size, from the first round, whose size no verdict has decided."""
-        first = self.rank < self.first[self.labels]
-        correct = np.bincount(self.labels[first & verdicts.survived(key)], minlength=len(self.first))
-        value, low, high = overall(correct, self.first, self.available)
-        return Estimate(value=percent(value), low=percent(low), high=percent(high), n=int(self.first.sum()))
+        """Return the accuracy over all examples, estimated from the first round, the only one of a fixed size."""
+        done = first_round(self.available)
+        correct = np.bincount(
+            self.label[(self.rank < done[self.label]) & verdicts.survived(key)], minlength=len(self.available)
+        )
+        value, low, high = overall(correct, done, self.available)
+        return Estimate(value=percent(value), low=percent(low), high=percent(high), n=int(done.sum()))
 
-    def _counts(self, done: Ints) -> Ints:
-        among = self.survived & (self.rank < done[self.labels])
-        return np.asarray(np.bincount(self.labels[among], minlength=len(done)))
+    def _survivors(self, rows: Bools, verdicts: Verdicts) -> Ints:
+        return np.bincount(self.label[rows & verdicts.survived()], minlength=len(self.available))

@@ -70,11 +70,14 @@ def read_attack(given: Any) -> AnyAttack:
 def _common_threat(attacks: Sequence[AnyAttack], eps: float | str | None, norm: str | None) -> Threat:
     """The one threat of an evaluation."""
     chosen = []
-    for what, wanted, default in (("eps", eps, "8/255"), ("norm", norm, "Linf")):
-        brought = sorted({str(own) for attack in attacks if (own := getattr(attack, what)) is not None})
-        if wanted is None and len(brought) > 1:
-            raise InputError(f"the attacks ask for different {what} ({', '.join(brought)}): evaluate them one by one")
-        chosen.append(wanted if wanted is not None else next(iter(brought), default))
+    for setting, wanted, default, values in (
+        ("eps", eps, "8/255", [attack.eps for attack in attacks]),
+        ("norm", norm, "Linf", [attack.norm for attack in attacks]),
+    ):
+        own = sorted({str(value) for value in values if value is not None})
+        if wanted is None and len(own) > 1:
+            raise InputError(f"the attacks have different {setting} ({', '.join(own)}): evaluate them separately")
+        chosen.append(wanted if wanted is not None else next(iter(own), default))
     return Threat.parse(chosen[0], str(chosen[1]))
 
 

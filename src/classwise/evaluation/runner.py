@@ -1,76 +1,83 @@
-"""From a model and images to verdicts and a report.
+"""Evaluate a model: from the model and images to verdicts and a report.
 
-A break counts only after a check: the final verdict on each example is a plain forward pass of the untouched model
-on an input verified to lie in the ball and in [0, 1]. An attack may fail to break an example, but never invents a
-break. Examples the model gets wrong untouched are broken already (the clean image is in the ball) and are not
-attacked; their prediction stands in every column. In the same way each stage of an attack that has stages works on
-what the stages before left, over the whole data set, and an attack with variants runs each of them and keeps the
-strongest for the model as a whole.
-
-Randomness comes from one stream per example, so verdicts do not depend on the batch size or on where an
-interrupted evaluation was taken up.
+Natural predictions come first, then the probes of the trust checks, then each attack and each corruption
+(``classwise.evaluation.stages``). Verdicts are reached by float32 forward passes of the model itself
+(``classwise.evaluation.judge``) and saved every few seconds.
 """
 
-# B batch, K classes, N examples
+# N examples
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from classwise.accelerate import Twin, give_back, searcher
 from classwise.attacks import ATTACKS
 from classwise.core.choices import EngineName
 from classwise.core.errors import InputError
-from classwise.core.model_calls import count_outputs, device_of, has_gradients
+from classwise.core.model_calls import device_of, has_gradients
 from classwise.core.progress import Progress
 from classwise.core.threat import Threat
 from classwise.core.types import Corruption, MeasuredAttack
-from classwise.data import ImageSet, balanced_subset, ordered
+from classwise.data import ImageSet, ordered
 from classwise.data.cards import known_superclasses
 from classwise.evaluation.adaptive import Rounds
-from classwise.evaluation.stages import Parts, Work, predict
+from classwise.evaluation.batching import BatchLoop
+from classwise.evaluation.effort import account
+from classwise.evaluation.examples import find_broken_examples
+from classwise.evaluation.inputs import SAMPLE, SAMPLE_BATCH, choose_examples, count_classes, default_batch_size
+from classwise.evaluation.judge import predict
+from classwise.evaluation.record import Record
+from classwise.evaluation.stages import AttackParts, Run, predict_natural, run_attack, run_corruption
+from classwise.evaluation.trust.checks import ProbeResult, run_probes
 from classwise.evaluation.trust.findings import inspect
 from classwise.metrics.comparison import Bools
-from classwise.metrics.counts import Ints
 from classwise.models.weights import digest_model
 from classwise.reporting import ClassReport
 from classwise.reporting.corruptions import CorruptionInfo
 from classwise.reporting.report import DatasetInfo, ThreatInfo
-from classwise.reporting.sanity import Sanity
 from classwise.storage.files import digest_json, write_json
 from classwise.storage.run_directory import RunDirectory, Section, hardware, versions
 from classwise.storage.verdicts import WORST_CASE, Verdicts
 
-PROBE, PROBE_BATCH = 100, 10
-"""Examples looked at to tell models of the same weights apart, so many at a time: no memory is too small for them."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked of a model: everything that decides the verdicts."""
+    """Attacks and settings of an evaluation: with model and images, everything that decides the verdicts."""
 
     attacks: Mapping[str, tuple[str, MeasuredAttack]]
-    """By their key in the report, with their specs."""
+    """Spec and attack, by the key in the report."""
     corruptions: Mapping[str, Corruption]
     threat: Threat
     per_class: int | None
-    """The first so many examples of each class; None: all."""
+    """Evaluate the first this many examples of each class. None: all."""
     batch_size: int | None
-    """None: what fits."""
+    """None: derived from the image size."""
     seed: int
     engine: EngineName
     until_worst_ci: float | None
-    """Attack no more examples of each class than it takes to know the worst class so well."""
+    """Stop once the worst class's 95% interval is within ± this many percentage points. None: attack all examples."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got {self.batch_size}")
+        if self.until_worst_ci is not None and not 0 < self.until_worst_ci < 50:
+            raise InputError(
+                f"until_worst_ci must be above 0 and below 50 percentage points, got {self.until_worst_ci}"
+            )
+        if self.until_worst_ci is not None and not self.attacks:
+            raise InputError("until_worst_ci needs at least one attack")
 
     def record(self, images: ImageSet) -> dict[str, Any]:
-        """In words, for the record of a run. The batch size is not in it: it decides nothing."""
+        """Return the settings for ``run.json``. The batch size is left out because it has no effect on verdicts."""
         return {
             "data": f"{images.name}/{images.split}",
             "attacks": {key: repr(attack) for key, (_, attack) in self.attacks.items()},
@@ -96,167 +103,183 @@ def run_evaluation(
     command: str | None = None,
     progress: Progress,
 ) -> ClassReport:
-    """Evaluate under every attack and every corruption.
+    """Evaluate a model under every attack and every corruption.
 
-    ``trained_on`` is the digest of the images the model was trained on, where that is known; ``beside`` allows a
-    directory that holds the model's own training.
+    ``trained_on`` is the digest of its training images, if known. ``beside`` names the section of ``run.json`` that
+    ``directory`` may already hold, as for an evaluation in the run directory of the model.
     """
-    evaluation = _Evaluation(model, images, question)
+    device = device_of(model)
+    num_classes = count_classes(model, images)
+    classes = list(images.classes or map(str, range(num_classes)))
+    parts = [AttackParts.of(key, spec, attack, num_classes) for key, (spec, attack) in question.attacks.items()]
+    _check_gradients(model, parts)
+    index = choose_examples(images, question.per_class, num_classes)
+    pending = Verdicts.pending(
+        index,
+        np.asarray(images.labels[index]),
+        attacks=_distinct([column for one in parts for column in (one.key, *one.variants)]),
+        stages=[column for one in parts for column in one.stages],
+        corrupted=question.corruptions,
+    )
+    batch_size = question.batch_size or default_batch_size(images, device)
+    sample = [x for x, _, _ in ordered(images, index[:SAMPLE], min(SAMPLE_BATCH, batch_size), device)]
+    settings = question.record(images)
+    fingerprint = digest_json([settings, images.digest(), _identity(model, sample)])
+    searched = searcher(model, torch.cat(sample)[: max(batch_size, SAMPLE_BATCH)], question.engine)
     try:
+        record = Record(verdicts=pending)
         if directory is not None:
             named = {name: value for name, value in model_info.items() if name != "trained"}
-            evaluation.claim(directory, named, resume=resume, beside=beside)
-        evaluation.decide(directory, progress)
-        report = evaluation.report(model_info, trained_on, command)
+            details = {"asked": {**settings, "model": named}}
+            record = Record.open(directory, pending, fingerprint, details, resume=resume, beside=beside)
+        free = partial(give_back, searched)
+        run = Run(
+            model=model,
+            searched=searched,
+            images=images,
+            threat=question.threat,
+            seed=question.seed,
+            record=record,
+            loop=BatchLoop(size=batch_size, progress=progress, save=record.save, free=free),
+        )
+        try:
+            outcome = _run_stages(run, question, parts, num_classes)
+        finally:
+            record.save()
+        report = _report(run, question, parts, outcome, classes, model_info, trained_on, command)
     finally:
-        give_back(evaluation.searched)
+        give_back(searched)
     if directory is not None:
-        evaluation.keep(report, directory)
+        _save(report, directory, fingerprint)
     return report
 
 
-class _Evaluation:
-    """One question asked of one model on one set of images."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """What the stages leave besides verdicts."""
 
-    def __init__(self, model: nn.Module, images: ImageSet, question: Question) -> None:
-        self.model, self.images, self.question = model, images, question
-        if question.batch_size is not None and question.batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, got {question.batch_size}")
-        self.batch_size = question.batch_size or fitting_batch(images, device_of(model))
-        if question.until_worst_ci is not None and not question.attacks:
-            raise InputError("until_worst_ci needs an attack: without one there is no worst class to look for")
-        self.num_classes = count_classes(model, images)
-        self.classes = list(images.classes or (str(label) for label in range(self.num_classes)))
-        self.parts = {key: Parts.of(key, attack, self.num_classes) for key, (_, attack) in question.attacks.items()}
-        _check_gradients(model, self.parts)
-        index = choose_examples(images, question.per_class, self.num_classes)
-        self.verdicts = Verdicts.pending(
-            index,
-            np.asarray(images.labels[index]),
-            attacks=_distinct([column for key in question.attacks for column in (key, *self.parts[key].variants)]),
-            stages=[column for part in self.parts.values() for column in part.stages],
-            corrupted=question.corruptions,
-        )
-        # The model counts by its weights and by what it says, not by the path or the name it came under.
-        few = min(PROBE_BATCH, self.batch_size)
-        first = [x for x, _, _ in ordered(images, index[:PROBE], few, device_of(model))]
-        answers = np.concatenate([predict(model, x) for x in first]).tolist()
-        identity = [digest_model(model), answers, versions()["classwise"], versions()["torch"]]
-        self.fingerprint = digest_json([question.record(images), images.digest(), identity])
-        self.searched = searcher(model, torch.cat(first)[: max(self.batch_size, PROBE_BATCH)], question.engine)
-
-    def claim(
-        self, directory: RunDirectory, model_info: dict[str, Any], *, resume: bool, beside: Section | None
-    ) -> None:
-        """Take a directory, and up what an earlier try left there."""
-        details = {"asked": {**self.question.record(self.images), "model": model_info}}
-        claimed = directory.claim("evaluation", self.fingerprint, details, resume=resume, beside=beside)
-        if claimed and directory.verdicts.exists():
-            saved, mark = Verdicts.load(directory.verdicts)
-            self.verdicts = saved if mark == self.fingerprint else self.verdicts
-
-    def decide(self, directory: RunDirectory | None, progress: Progress) -> None:
-        """Come to a verdict on every example, or on as many as are asked for."""
-        question, verdicts = self.question, self.verdicts
-        work = self.work = Work(
-            self.model,
-            self.searched,
-            self.images,
-            verdicts,
-            question.threat,
-            self.batch_size,
-            question.seed,
-            directory,
-            self.fingerprint,
-            progress,
-        )
-
-        def decide(open_: Bools) -> Bools:
-            work.open = open_
-            work.natural()
-            for key, (_, attack) in question.attacks.items():
-                work.attack(key, attack, self.parts[key])
-            return verdicts.survived()
-
-        self.rounds: Rounds | None = None
-        try:
-            if question.until_worst_ci is None:
-                decide(work.open)
-            else:
-                self.rounds = Rounds(verdicts.label, self.num_classes, question.until_worst_ci, question.seed)
-                self.rounds.run(decide)
-            for key, corruption in question.corruptions.items():
-                work.corrupt(key, corruption)
-        finally:
-            work.save()
-
-    def report(self, model_info: dict[str, Any], trained_on: str | None, command: str | None) -> ClassReport:
-        """What the verdicts say."""
-        question, images, rounds, work = self.question, self.images, self.rounds, self.work
-        overall = None
-        if rounds is not None:
-            overall = {key: rounds.overall(self.verdicts, key) for key in (*self.verdicts.keys, WORST_CASE)}
-            self.verdicts = self.verdicts.take(rounds.open)
-        ran = {
-            key: work.account(key, spec, attack, self.parts[key], self.classes)
-            for key, (spec, attack) in question.attacks.items()
-        }
-        how = self.searched.how if isinstance(self.searched, Twin) else "as it is"
-        report = ClassReport.from_verdicts(
-            self.verdicts,
-            dataset=DatasetInfo(
-                name=images.name,
-                split=images.split,
-                n=len(self.verdicts),
-                classes=self.classes,
-                digest=images.digest(),
-                superclasses=known_superclasses(images.name, self.num_classes),
-            ),
-            model={**model_info, "searched": how, "versions": versions(), "hardware": hardware()},
-            threat=ThreatInfo(norm=question.threat.norm, eps=question.threat.eps, eps_text=question.threat.text),
-            attacks=ran,
-            corruptions=[
-                CorruptionInfo(key=key, kind=corruption.kind, family=corruption.family, severity=corruption.severity)
-                for key, corruption in question.corruptions.items()
-            ],
-            sanity=self.sanity({key: info.rejected for key, info in ran.items()}, trained_on),
-            allocation=None if rounds is None else rounds.info(),
-            overall=overall,
-            command=command,
-        )
-        if question.attacks and report.worst is not None:
-            with suppress(InputError, torch.OutOfMemoryError):  # verdicts are reached; a page can do without images
-                report.keep_examples(work.gallery(report.worst.label, self.parts, self.classes))
-        return report
-
-    def sanity(self, rejected: dict[str, int], trained_on: str | None) -> Sanity:
-        """How far the verdicts can be trusted."""
-        probes = self.work.probes if self.question.attacks else None
-        return inspect(
-            self.verdicts,
-            self.question.threat,
-            rejected=rejected,
-            classes=self.classes,
-            searched={unit: one.black_box for part in self.parts.values() for unit, one in part.units.items()},
-            probes=None if isinstance(probes, InputError) else probes,
-            trouble=str(probes) if isinstance(probes, InputError) else None,
-            fitted=self.work.fitted,
-            trained_on_these=trained_on is not None and trained_on == self.images.digest(),
-        )
-
-    def keep(self, report: ClassReport, directory: RunDirectory) -> None:
-        """Write everything down."""
-        self.verdicts.save(directory.verdicts, self.fingerprint)
-        report.to_json(directory.report)
-        if report.examples is not None:
-            write_json(directory.examples, report.examples.model_dump(mode="json", by_alias=True))
-        report.to_html(directory.page)
-        directory.finish("evaluation")
+    probed: ProbeResult
+    rows: Bools
+    """(N,) examples that were evaluated."""
+    rounds: Rounds | None
+    """For an evaluation that stops early."""
+    count: int
+    """Number of rounds."""
 
 
-def _check_gradients(model: nn.Module, parts: Mapping[str, Parts]) -> None:
-    """Refuse attacks that ask for gradients where there are none."""
-    units = [unit for part in parts.values() for unit, attack in part.units.items() if not attack.black_box]
+def _run_stages(run: Run, question: Question, parts: Sequence[AttackParts], num_classes: int) -> _Outcome:
+    """Fill the table of verdicts."""
+    label, goal = run.verdicts.label, question.until_worst_ci
+    rounds = None if goal is None else Rounds.of(label, num_classes, goal, question.seed)
+    probed = ProbeResult()
+    steps = iter([np.ones(len(label), dtype=bool)]) if rounds is None else rounds.run(run.verdicts)
+    for count, rows in enumerate(steps, 1):
+        predict_natural(run, rows)
+        if parts and count == 1:
+            probed = run_probes(
+                run.model,
+                run.images,
+                run.verdicts,
+                run.threat,
+                seed=run.seed,
+                black_box=not any(one.has_audit for one in parts),  # an audit includes one with many more queries
+                batch_size=run.loop.size,
+                progress=run.loop.progress,
+            )
+        for one in parts:
+            run_attack(run, one, rows, probed.warnings)
+    for key, corruption in question.corruptions.items():
+        run_corruption(run, key, corruption, rows)
+    return _Outcome(probed=probed, rows=rows, rounds=rounds, count=count)
+
+
+def _report(
+    run: Run,
+    question: Question,
+    parts: Sequence[AttackParts],
+    outcome: _Outcome,
+    classes: list[str],
+    model_info: dict[str, Any],
+    trained_on: str | None,
+    command: str | None,
+) -> ClassReport:
+    """Derive the report from the verdicts."""
+    images, verdicts, rounds, rows, warnings = (
+        run.images,
+        run.verdicts,
+        outcome.rounds,
+        outcome.rows,
+        outcome.probed.warnings,
+    )
+    attacks = {
+        one.key: account(one, run.record, classes, one.cascade(verdicts, run.seed).audit(warnings)) for one in parts
+    }
+    decided = verdicts if rounds is None else verdicts.take(rows)
+    report = ClassReport.from_verdicts(
+        decided,
+        dataset=DatasetInfo(
+            name=images.name,
+            split=images.split,
+            n=len(decided),
+            classes=classes,
+            digest=images.digest(),
+            superclasses=known_superclasses(images.name, len(classes)),
+        ),
+        model={
+            **model_info,
+            "searched": run.searched.how if isinstance(run.searched, Twin) else "as it is",
+            "versions": versions(),
+            "hardware": hardware(),
+        },
+        threat=ThreatInfo(norm=run.threat.norm, eps=run.threat.eps, eps_text=run.threat.text),
+        attacks=attacks,
+        corruptions=[
+            CorruptionInfo(key=key, kind=corruption.kind, family=corruption.family, severity=corruption.severity)
+            for key, corruption in question.corruptions.items()
+        ],
+        sanity=inspect(
+            decided,
+            run.threat,
+            rejected={key: info.rejected for key, info in attacks.items()},
+            classes=classes,
+            searched={unit: attack.black_box for one in parts for unit, attack in one.units.items()},
+            probes=outcome.probed.probes,
+            trouble=outcome.probed.failure,
+            fitted=run.loop.size if run.loop.reduced else None,
+            trained_on_these=trained_on is not None and trained_on == images.digest(),
+        ),
+        allocation=None if rounds is None else rounds.info(rows, outcome.count, verdicts),
+        overall=None
+        if rounds is None
+        else {key: rounds.overall(verdicts, key) for key in (*verdicts.keys, WORST_CASE)},
+        command=command,
+    )
+    if parts and report.worst is not None:
+        with suppress(InputError, torch.OutOfMemoryError):  # the report is valid without images
+            report.keep_examples(find_broken_examples(run, parts, report.worst.label, classes, rows))
+    return report
+
+
+def _save(report: ClassReport, directory: RunDirectory, fingerprint: str) -> None:
+    """Write the report and the verdicts on the evaluated examples."""
+    assert report.verdicts is not None
+    report.verdicts.save(directory.verdicts, fingerprint)
+    report.to_json(directory.report)
+    if report.examples is not None:
+        write_json(directory.examples, report.examples.model_dump(mode="json", by_alias=True))
+    report.to_html(directory.page)
+    directory.finish("evaluation")
+
+
+def _identity(model: nn.Module, sample: Sequence[Tensor]) -> list[Any]:
+    """What identifies a model, besides software versions: its weights and some predictions, not its path or name."""
+    predictions = np.concatenate([predict(model, x) for x in sample]).tolist()
+    return [digest_model(model), predictions, versions()["classwise"], versions()["torch"]]
+
+
+def _check_gradients(model: nn.Module, parts: Sequence[AttackParts]) -> None:
+    """Refuse attacks that need gradients if the model has none."""
+    units = [unit for one in parts for unit, attack in one.units.items() if not attack.black_box]
     if units and not has_gradients(model):
         black_boxes = ", ".join(name for name, attack in ATTACKS.items() if attack.black_box)
         raise InputError(f"the model has no gradients, which {units[0]} needs: use {black_boxes}")
@@ -267,35 +290,3 @@ def _distinct(keys: list[str]) -> list[str]:
         if keys.count(key) > 1:
             raise InputError(f"the attack {key!r} is given twice")
     return keys
-
-
-def choose_examples(images: ImageSet, per_class: int | None, num_classes: int) -> Ints:
-    """All examples, or the first so many of each class."""
-    if per_class is None:
-        return np.arange(len(images))
-    if per_class < 1:
-        raise InputError(f"per_class must be at least 1, got {per_class}")
-    return balanced_subset(images.labels, per_class, num_classes)
-
-
-def fitting_batch(images: ImageSet, device: torch.device) -> int:
-    """A batch that keeps the device busy without filling its memory: about 100 CIFAR images on a CPU, 1500 on a GPU."""
-    pixels = int(np.prod(images.images.shape[1:]))
-    budget = 300_000 if device.type == "cpu" else 4_600_000
-    return max(1, min(2000, budget // pixels))
-
-
-def count_classes(model: nn.Module, images: ImageSet, size: int | None = None) -> int:
-    """How many classes there are, after making sure that the model and the data speak of the same ones.
-
-    With ``size`` the model is shown the middle of images, so many pixels high and wide.
-    """
-    first = np.arange(min(2, len(images)))
-    outputs = count_outputs(model, next(ordered(images, first, len(first), device_of(model), size=size))[0])
-    if outputs < 2:
-        raise InputError("the model has one output: expected a logit for each class, of two classes or more")
-    if images.classes is not None and outputs != len(images.classes):
-        raise InputError(f"the model has {outputs} outputs, but {images.name} has {len(images.classes)} classes")
-    if (largest := int(images.labels.max())) >= outputs:
-        raise InputError(f"label {largest} is out of range: the model has {outputs} outputs")
-    return outputs

@@ -23,8 +23,8 @@ from classwise.core.errors import InputError
 from classwise.core.progress import SILENT
 from classwise.core.threat import Threat
 from classwise.data import ImageSet
+from classwise.evaluation.judge import predict
 from classwise.evaluation.perturbations import read_suite
-from classwise.evaluation.stages import predict
 
 N, CLASSES, SIDE, EPS = 12, 10, 6, 0.02
 CHECKS = {"art": 2}

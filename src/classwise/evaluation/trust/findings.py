@@ -75,9 +75,9 @@ def inspect(
     return Sanity(findings=findings, probes=probes)
 
 
-def warnings_of(probes: Probes) -> list[str]:
-    """The codes of what the probes warn of, worse included."""
-    return [found.code for found in Sanity(findings=_of(probes, ())).at_least("warning")]
+def warning_codes(probes: Probes | None) -> list[str]:
+    """Return the codes of the warnings and errors that follow from the probes."""
+    return [] if probes is None else [found.code for found in Sanity(findings=_of(probes, ())).at_least("warning")]
 
 
 def _of(probes: Probes, classes: Sequence[str]) -> list[Finding]:
