@@ -38,7 +38,7 @@ from classwise.evaluation.judge import predict
 from classwise.evaluation.record import Record
 from classwise.evaluation.stages import AttackParts, Run, predict_natural, run_attack, run_corruption
 from classwise.evaluation.trust.checks import ProbeResult, run_probes
-from classwise.evaluation.trust.findings import inspect
+from classwise.evaluation.trust.findings import derive_findings
 from classwise.metrics.comparison import Bools
 from classwise.models.weights import digest_model
 from classwise.reporting import ClassReport
@@ -123,14 +123,14 @@ def run_evaluation(
     )
     batch_size = question.batch_size or default_batch_size(images, device)
     sample = [x for x, _, _ in ordered(images, index[:SAMPLE], min(SAMPLE_BATCH, batch_size), device)]
-    settings = question.record(images)
-    fingerprint = digest_json([settings, images.digest(), _identity(model, sample)])
+    recorded = question.record(images)
+    fingerprint = digest_json([recorded, images.digest(), _identity(model, sample)])
     searched = searcher(model, torch.cat(sample)[: max(batch_size, SAMPLE_BATCH)], question.engine)
     try:
         record = Record(verdicts=pending)
         if directory is not None:
             named = {name: value for name, value in model_info.items() if name != "trained"}
-            details = {"asked": {**settings, "model": named}}
+            details = {"asked": {**recorded, "model": named}}
             record = Record.open(directory, pending, fingerprint, details, resume=resume, beside=beside)
         free = partial(give_back, searched)
         run = Run(
@@ -237,16 +237,16 @@ def _report(
             CorruptionInfo(key=key, kind=corruption.kind, family=corruption.family, severity=corruption.severity)
             for key, corruption in question.corruptions.items()
         ],
-        sanity=inspect(
+        sanity=derive_findings(
             decided,
             run.threat,
             rejected={key: info.rejected for key, info in attacks.items()},
             classes=classes,
-            searched={unit: attack.black_box for one in parts for unit, attack in one.units.items()},
+            black_box={unit: attack.black_box for one in parts for unit, attack in one.units.items()},
             probes=outcome.probed.probes,
-            trouble=outcome.probed.failure,
-            fitted=run.loop.size if run.loop.reduced else None,
-            trained_on_these=trained_on is not None and trained_on == images.digest(),
+            probe_failure=outcome.probed.failure,
+            reduced_batch_size=run.loop.size if run.loop.reduced else None,
+            trained_on_images=trained_on is not None and trained_on == images.digest(),
         ),
         allocation=None if rounds is None else rounds.info(rows, outcome.count, verdicts),
         overall=None

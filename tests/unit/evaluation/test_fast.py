@@ -301,7 +301,7 @@ def test_batches_shrink_to_what_memory_holds(run: Path) -> None:
         Small()(torch.rand(20, 1, 8, 8))
     report = cw.evaluate(Small(), "digits", batch_size=40, **settings)
     told = [finding.text for finding in report.sanity.findings if finding.code == "out-of-memory"]
-    assert told == ["Memory did not hold the batches asked for: the evaluation went on in batches of 8."]
+    assert told == ["Out of memory: the evaluation continued with batches of 8."]
     plain = cw.evaluate(inner, "digits", batch_size=100, **settings)
     assert report.verdicts is not None
     assert plain.verdicts is not None
@@ -407,5 +407,5 @@ def test_a_goal_out_of_reach_uses_every_example_of_the_contenders(run: Path) -> 
 
 @pytest.mark.parametrize("points", [0, -1, 50])
 def test_an_impossible_goal_is_one_line(run: Path, points: float) -> None:
-    with pytest.raises(InputError, match="until_worst_ci is in percentage points"):
+    with pytest.raises(InputError, match="until_worst_ci must be between 0 and 50 percentage points"):
         cw.evaluate(run, "digits", attacks=["pgd"], eps=EPS, until_worst_ci=points)

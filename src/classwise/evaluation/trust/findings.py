@@ -1,7 +1,7 @@
-"""How far an evaluation can be trusted: from measurements and verdicts to sentences with a severity.
+"""Derive the findings of the trust checks from the probes and the verdicts.
 
-A probe may look bad at a single image of an honest model. So every rule allows a small share of such images and
-speaks up where more are seen than it explains: by an exact binomial test at ``LEVEL``, over all images together, or in
+A probe may fail on single images of any model. Each rule therefore allows a small fraction of such images and reports a
+finding if more are seen than that explains: by an exact binomial test at ``LEVEL`` over all images together, and in
 single classes with the level divided by their number.
 """
 
@@ -22,178 +22,184 @@ from classwise.reporting.story import class_name, listing, p_text
 from classwise.storage.verdicts import NATURAL, Verdicts
 
 LEVEL = 0.01
-BEATEN = 0.1
-"""Share of all images by which attacks without gradients may be ahead of those with gradients."""
-UNSURE = 0.5
-"""A probability that a model which tells classes apart exceeds somewhere."""
+"""Significance level."""
+BLACK_BOX_LEAD = 0.1
+"""Fraction of all images by which attacks without gradients may lead attacks with gradients."""
+LOW_CONFIDENCE = 0.5
+"""Maximum confidence below which the outputs are reported as unusual."""
 NAMED = 4
-"""Classes that a sentence names."""
+"""Maximum number of classes that a finding names."""
 
 
-def inspect(
+def derive_findings(
     verdicts: Verdicts,
     threat: Threat,
     *,
     rejected: Mapping[str, int],
     classes: Sequence[str] = (),
-    searched: Mapping[str, bool] | None = None,
+    black_box: Mapping[str, bool] | None = None,
     probes: Probes | None = None,
-    trouble: str | None = None,
-    fitted: int | None = None,
-    trained_on_these: bool = False,
+    probe_failure: str | None = None,
+    reduced_batch_size: int | None = None,
+    trained_on_images: bool = False,
 ) -> Sanity:
-    """Look at a finished evaluation.
+    """Return the findings of a finished evaluation.
 
-    ``rejected`` counts, per attack, results outside the ball or the box. ``searched`` tells, of each column of the
-    verdicts that one attack (or one stage) filled, whether it worked without gradients. ``trouble``: why there are no
-    probes, where the model failed under them. ``fitted``: the batch size that memory allowed, where that was less.
+    ``rejected`` counts the results of each attack outside the ball or [0, 1]. ``black_box`` tells of each column that
+    one attack or stage filled whether it works without gradients. ``probe_failure`` is the error of a model that failed
+    under the probes, ``reduced_batch_size`` the batch size after running out of memory.
     """
     findings = []
-    if trained_on_these:
-        text = "The model was trained on these very images: the numbers say nothing about new ones."
+    if trained_on_images:
+        text = "The model was trained on these images: the accuracies do not carry over to new images."
         findings.append(Finding(severity="error", code="trained-on-these", text=text))
-    if trouble is not None:
-        text = f"The model could not be probed, so nobody knows how far the numbers can be trusted: {trouble}"
+    if probe_failure is not None:
+        text = f"The trust checks are incomplete because the model failed under the probes: {probe_failure}"
         findings.append(Finding(severity="warning", code="not-probed", text=text))
     if probes is not None:
-        findings += _of(probes, classes)
-    findings += _black_boxes(verdicts, searched or {}, classes)
-    findings += _left_alone(verdicts, classes)
+        findings += _from_probes(probes, classes)
+    findings += _black_box_leads(verdicts, black_box or {}, classes)
+    findings += _not_attacked(verdicts, classes)
     for key, count in rejected.items():
         if count:
-            text = f"{key} returned {count} images outside the allowed ball or [0, 1]; they do not count as breaks."
+            text = f"{key} returned {count} images outside the ball or [0, 1]; they do not count as adversarial."
             findings.append(Finding(severity="warning", code="rejected", text=text))
-    if fitted is not None:
-        text = f"Memory did not hold the batches asked for: the evaluation went on in batches of {fitted}."
+    if reduced_batch_size is not None:
+        text = f"Out of memory: the evaluation continued with batches of {reduced_batch_size}."
         findings.append(Finding(severity="info", code="out-of-memory", text=text))
     if (near := nearby_fraction(threat)) is not None:
-        text = f"eps = {threat.text} is not {near}: results for the two are not comparable to the last digit."
+        text = f"eps = {threat.text} is not {near}: results for the two are not exactly comparable."
         findings.append(Finding(severity="info", code="rounded-eps", text=text))
     if verdicts.attacks and not verdicts.survived().any() and verdicts.survived(NATURAL).any():
-        text = "No example survived: the radius may be too large to tell one model or class from another."
+        text = "No example survives: the radius may be too large to compare models or classes."
         findings.append(Finding(severity="info", code="nothing-survived", text=text))
     return Sanity(findings=findings, probes=probes)
 
 
 def warning_codes(probes: Probes | None) -> list[str]:
     """Return the codes of the warnings and errors that follow from the probes."""
-    return [] if probes is None else [found.code for found in Sanity(findings=_of(probes, ())).at_least("warning")]
+    if probes is None:
+        return []
+    return [found.code for found in Sanity(findings=_from_probes(probes, ())).at_least("warning")]
 
 
-def _of(probes: Probes, classes: Sequence[str]) -> list[Finding]:
-    return [*_answers(probes), *_gradients(probes, classes), *_scale(probes), *_outputs(probes)]
+def _from_probes(probes: Probes, classes: Sequence[str]) -> list[Finding]:
+    return [*_consistency(probes), *_gradients(probes, classes), *_input_scale(probes), *_outputs(probes)]
 
 
-# Does the model give one answer to one question?
+# Consistency of the outputs
 
 
-def _answers(probes: Probes) -> Iterator[Finding]:
-    yield from _disagreement(
+def _consistency(probes: Probes) -> Iterator[Finding]:
+    yield from _inconsistent(
         "random-answers",
         probes.repeated,
         probes.rounding,
-        "The model does not answer the same images twice alike",
-        "a verdict is one draw, and an attack must average over many (expectation over transformation).",
+        "The outputs for the same images differ between forward passes",
+        "Each verdict is one random draw, and attacks must average gradients over several (expectation over "
+        "transformation).",
     )
-    if _differ(probes.repeated, probes.rounding):
-        return  # no other comparison means anything
-    yield from _disagreement(
+    if _differs(probes.repeated, probes.rounding):
+        return  # the other comparisons need a deterministic model
+    yield from _inconsistent(
         "batch-dependent",
         probes.company,
         probes.rounding,
-        "The answer to an image depends on the other images of its batch",
-        "is batch norm in training mode? Verdicts then change with the batch size.",
+        "The outputs for an image depend on the other images of its batch",
+        "Verdicts change with the batch size; batch normalization may be in training mode.",
     )
     changed, n = probes.tremor.changed, probes.tremor.n
-    if _surprise(changed, n, 0.01) < LEVEL:
+    if _tail(changed, n, 0.01) < LEVEL:
         text = (
-            f"Noise of a sixteenth of a grey level changes the label of {changed} of {n} images: gradients describe "
-            "this noise and not the model."
+            f"Noise of 1/16 of a gray level changes the label of {changed} of {n} images: gradients follow such noise "
+            "and not the model."
         )
         yield Finding(severity="warning", code="unstable", text=text)
 
 
-def _disagreement(code: str, probe: AgreementProbe, rounding: float, what: str, so: str) -> Iterator[Finding]:
-    if _differ(probe, rounding):
+def _inconsistent(code: str, probe: AgreementProbe, rounding: float, what: str, consequence: str) -> Iterator[Finding]:
+    if _differs(probe, rounding):
         text = (
             f"{what}: {probe.changed} of {probe.n} labels change, and logits by up to {probe.difference:.2g} of their "
-            f"spread: {so}"
+            f"spread. {consequence}"
         )
         yield Finding(severity="error" if probe.changed else "warning", code=code, text=text)
 
 
-def _differ(probe: AgreementProbe, rounding: float) -> bool:
+def _differs(probe: AgreementProbe, rounding: float) -> bool:
     return probe.difference is not None and probe.difference > rounding
 
 
-# Do its gradients lead anywhere?
+# Gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """When a count of ``ClassProbe`` is too large, and what that means."""
+    """When a count of ``ClassProbe`` is too large, and the finding."""
 
     code: str
     count: str
     allowed: float = 0.05
-    """The share of images that an honest model may show."""
+    """Fraction of the images of a model without masked gradients that may be counted."""
     severity: Severity = "warning"
     text: str
 
 
-_WEAK = "gradient attacks are too weak for this model, or it hides its gradients, and its true accuracy may be lower."
+_WEAK = (
+    "gradient attacks are too weak for this model, or its gradients are masked. Its robust accuracy may be lower than "
+    "reported."
+)
 _RULES = (
     _Rule(
         code="zero-gradient",
         count="zero_gradient",
         allowed=0.01,
-        text="At {share} clean images{where} the gradient is zero or not finite: gradient attacks see nothing there, "
-        "and that such images survive is no evidence of robustness.",
+        text="At {share} natural images{where} the gradient is zero or not finite: gradient attacks fail there, and "
+        "their failure is no evidence of robustness.",
     ),
     _Rule(
         code="misleading-gradient",
         count="misled",
-        text="At {share} clean images{where} a small step along the gradient raises the loss by less than half of "
-        "what the gradient promises: it does not describe the model, and attacks that follow it are misled.",
+        text="At {share} natural images{where} a small step along the gradient raises the loss by less than half of "
+        "the first-order prediction: the gradient does not describe the model and misleads attacks.",
     ),
     _Rule(
         code="loss-does-not-rise",
         count="slack",
-        text="At {share} images{where} {steps} steps of an attack do not raise the loss, or lose what they had gained "
-        "(its mean goes from {first} to {last}): the search fails, and more steps would prove nothing.",
+        text="On {share} images{where} {steps} attack steps do not raise the loss, or lose what they gained (its mean "
+        "goes from {first} to {last}): the search fails, and more steps would be no evidence of robustness.",
     ),
     _Rule(
         code="one-step-wins",
         count="one_step",
-        text="A single step breaks {share} images{where} that many had left: the search fails, and that an image "
-        "survives it is no evidence of robustness.",
+        text="A single step breaks {share} images{where} that many small steps do not: the search fails, and surviving "
+        "it is no evidence of robustness.",
     ),
     _Rule(
         code="single-step-shield",
         count="shielded",
         allowed=0.5,
-        text="{share} images{where} withstand a single step of the whole radius and fall to many small ones: the model "
-        "seems to have been fitted to single steps (catastrophic overfitting), and what withstands one proves nothing.",
+        text="{share} images{where} survive a single step of the full radius but not many small steps: the model seems "
+        "to be overfitted to single steps (catastrophic overfitting), and surviving one is no evidence of robustness.",
     ),
     _Rule(
         code="smooth-output",
         count="smooth",
         severity="info",
-        text="{share} images{where} withstand {longer} steps on the cross-entropy and fall when half of them climb the "
-        "margin of the logits: the output is smooth, PGD on the cross-entropy overrates this model, and "
-        "temperature-pgd, cw-pgd or fast tell more.",
+        text="{share} images{where} survive {longer} steps on the cross-entropy but not if half of them ascend the "
+        "margin of the logits: the outputs are smooth, and PGD on the cross-entropy overestimates robustness. Use "
+        "temperature-pgd, cw-pgd or fast.",
     ),
     _Rule(
         code="unreached",
         count="unreached",
-        text="{share} images{where} keep their label even where every image is allowed (eps = {whole}): an attack that "
-        "fails there proves nothing by failing within eps.",
+        text="{share} images{where} keep their label in a ball that contains every image (eps = {whole}): that the "
+        "attack fails within eps is no evidence of robustness.",
     ),
     _Rule(
         code="black-box-wins",
         count="black_box",
-        text="{queries} queries without gradients break {share} images{where} that many steps with gradients had left: "
-        + _WEAK,
+        text="{queries} queries without gradients break {share} images{where} that gradient steps do not: " + _WEAK,
     ),
 )
 
@@ -209,24 +215,23 @@ def _gradients(probes: Probes, classes: Sequence[str]) -> Iterator[Finding]:
         "queries": probes.black_box.queries if probes.black_box else 0,
     }
     for rule in _RULES:
-        parts = [(part.label, getattr(part, rule.count), part.n) for part in probes.by_class]
-        tally = _Tally(parts, rule.allowed)
-        if tally.too_many or (rule.code == "zero-gradient" and tally.count):
+        counts = _Counts([(part.label, getattr(part, rule.count), part.n) for part in probes.by_class], rule.allowed)
+        if counts.too_many or (rule.code == "zero-gradient" and counts.total):
             yield Finding(
-                severity=rule.severity if tally.too_many else "info",
+                severity=rule.severity if counts.too_many else "info",
                 code=rule.code,
-                text=rule.text.format(**tally.words(classes), **facts),
-                labels=tally.labels,
+                text=rule.text.format(**counts.text(classes), **facts),
+                labels=counts.labels,
             )
 
 
-def _black_boxes(verdicts: Verdicts, searched: Mapping[str, bool], classes: Sequence[str]) -> Iterator[Finding]:
+def _black_box_leads(verdicts: Verdicts, black_box: Mapping[str, bool], classes: Sequence[str]) -> Iterator[Finding]:
     """Whether attacks without gradients broke more of all images than those with gradients.
 
-    Not how many of the others' survivors they broke: where few survive at all, those few fall to anything.
+    Not more of the survivors of gradient attacks: if there are few of these, any attack may break them.
     """
-    with_gradients = [key for key, without in searched.items() if not without]
-    without_gradients = [key for key, without in searched.items() if without]
+    with_gradients = [key for key, without in black_box.items() if not without]
+    without_gradients = [key for key, without in black_box.items() if without]
     if not with_gradients or not without_gradients:
         return
     survives_white, survives_black = (
@@ -238,38 +243,38 @@ def _black_boxes(verdicts: Verdicts, searched: Mapping[str, bool], classes: Sequ
         rows = verdicts.survived(NATURAL) & (verdicts.label == label)
         lead = int((survives_white & rows).sum()) - int((survives_black & rows).sum())
         parts.append((int(label), max(lead, 0), int(rows.sum())))
-    tally = _Tally(parts, BEATEN)
-    if tally.too_many:
-        told = tally.words(classes)
+    counts = _Counts(parts, BLACK_BOX_LEAD)
+    if counts.too_many:
+        found = counts.text(classes)
         text = (
-            f"Without gradients, {listing(without_gradients)} broke {told['share']} images{told['where']} more than "
+            f"Without gradients, {listing(without_gradients)} broke {found['share']} images{found['where']} more than "
             f"{listing(with_gradients)} did: {_WEAK}"
         )
-        yield Finding(severity="warning", code="black-box-wins", text=text, labels=tally.labels)
+        yield Finding(severity="warning", code="black-box-wins", text=text, labels=counts.labels)
 
 
-def _left_alone(verdicts: Verdicts, classes: Sequence[str]) -> Iterator[Finding]:
-    """Classes that an attack passed over, as one does that aims at the class itself."""
+def _not_attacked(verdicts: Verdicts, classes: Sequence[str]) -> Iterator[Finding]:
+    """Classes without an attacked example, such as the target of an attack with one target class."""
     correct = verdicts.survived(NATURAL)
     for key in verdicts.forwards.keys() & verdicts.attacks.keys():
-        asked = verdicts.forwards[key] + verdicts.backwards[key] > 0
-        labels = [int(k) for k in np.unique(verdicts.label[correct]) if not asked[verdicts.label == k].any()]
-        if labels and asked.any():
+        attacked = verdicts.forwards[key] + verdicts.backwards[key] > 0
+        labels = [int(k) for k in np.unique(verdicts.label[correct]) if not attacked[verdicts.label == k].any()]
+        if labels and attacked.any():
             named = listing([_name(label, classes) for label in labels[:NAMED]])
-            text = f"{key} did not attack {named}: under it, the class keeps its natural accuracy, which says nothing."
+            text = f"{key} did not attack {named}: what it reports there is natural and not robust accuracy."
             yield Finding(severity="info", code="left-alone", text=text, labels=labels)
 
 
 @dataclass(frozen=True, slots=True)
-class _Tally:
-    """How often something was seen in each class (label, count, out of how many), and the share that is allowed."""
+class _Counts:
+    """How often something was seen in each class (label, count, n), and the allowed fraction."""
 
     parts: list[tuple[int, int, int]]
     allowed: float
 
     @property
-    def count(self) -> int:
-        """In all classes."""
+    def total(self) -> int:
+        """Over all classes."""
         return sum(count for _, count, _ in self.parts)
 
     @property
@@ -279,31 +284,31 @@ class _Tally:
 
     @property
     def too_many(self) -> bool:
-        """Whether it was seen more often than the allowed share explains, over all images or in some class."""
+        """Whether the allowed fraction does not explain the counts, over all images or in some class."""
         level = LEVEL / max(sum(n > 0 for _, _, n in self.parts), 1)
-        outstanding = any(_surprise(count, n, self.allowed) < level for _, count, n in self.parts)
-        return outstanding or _surprise(self.count, self.n, self.allowed) < LEVEL
+        in_some_class = any(_tail(count, n, self.allowed) < level for _, count, n in self.parts)
+        return in_some_class or _tail(self.total, self.n, self.allowed) < LEVEL
 
     @property
     def labels(self) -> list[int]:
-        """The classes that show more than the allowed share; none where all do."""
-        concerned = [label for label, count, n in self.parts if count > self.allowed * n]
-        return [] if len(concerned) == len(self.parts) else concerned
+        """The classes above the allowed fraction; empty if all are."""
+        above = [label for label, count, n in self.parts if count > self.allowed * n]
+        return [] if len(above) == len(self.parts) else above
 
-    def words(self, classes: Sequence[str]) -> dict[str, str]:
-        """So many of so many, and in which classes, if not in all."""
-        concerned = [part for part in self.parts if part[0] in self.labels]
-        concerned.sort(key=lambda part: (-part[1] / part[2], part[0]))
-        named = [f"{_name(label, classes)} {count} of {n}" for label, count, n in concerned[:NAMED]]
-        more = len(concerned) - NAMED
+    def text(self, classes: Sequence[str]) -> dict[str, str]:
+        """Return the total, and the classes above the allowed fraction unless all are, in words."""
+        above = [part for part in self.parts if part[0] in self.labels]
+        above.sort(key=lambda part: (-part[1] / part[2], part[0]))
+        named = [f"{_name(label, classes)}: {count} of {n}" for label, count, n in above[:NAMED]]
+        more = len(above) - NAMED
         named += [f"{more} more class{'es' if more > 1 else ''}"] if more > 0 else []
-        return {"share": f"{self.count} of {self.n}", "where": f" ({listing(named)})" if named else ""}
+        return {"share": f"{self.total} of {self.n}", "where": f" ({', '.join(named)})" if named else ""}
 
 
-def _surprise(count: int, n: int, rate: float) -> float:
-    """The probability that so many of n, or more, are seen at this rate.
+def _tail(count: int, n: int, rate: float) -> float:
+    """The binomial probability of at least ``count`` of ``n``.
 
-    >>> round(_surprise(2, 40, 0.01), 4), round(_surprise(3, 40, 0.01), 4)
+    >>> round(_tail(2, 40, 0.01), 4), round(_tail(3, 40, 0.01), 4)
     (0.0607, 0.0075)
     """
     return float(bdtrc(count - 1, n, rate))
@@ -313,65 +318,68 @@ def _name(label: int, classes: Sequence[str]) -> str:
     return class_name(classes[label] if label < len(classes) else str(label))
 
 
-# Does it see the images as it was trained to, and are its answers logits?
+# Input scale and outputs
 
 
-def _scale(probes: Probes) -> Iterator[Finding]:
+def _input_scale(probes: Probes) -> Iterator[Finding]:
     found = probes.normalization
     if found is None or found.best is None:
         return
     assert found.p_value is not None
-    better = f"the model gets {found.best_correct} instead of {found.correct} of {found.n} images right"
+    better = (
+        f"the model classifies {found.best_correct} instead of {found.correct} of {found.n} images correctly "
+        f"({p_text(found.p_value)})"
+    )
     if found.undone:
-        code, text = "double-normalization", f"With {found.best} undone {better}"
-        so = "it seems to be applied twice, in the model and before it, or in the model alone."
+        code, scale = "double-normalization", f"With {found.best} undone"
+        cause = "it seems to be applied twice, or in the model although the model was trained without it."
     else:
-        code, text = "missing-normalization", f"In {found.best} {better}"
-        so = "it seems to expect that, and a model should do it by itself."
-    yield Finding(severity="warning", code=code, text=f"{text} ({p_text(found.p_value)}): {so}")
+        code, scale = "missing-normalization", f"With {found.best}"
+        cause = "the model seems to expect it. Make it part of the model."
+    yield Finding(severity="warning", code=code, text=f"{scale} {better}: {cause}")
 
 
 def _outputs(probes: Probes) -> Iterator[Finding]:
     n, output = probes.n, probes.output
     if output.probabilities == n:
         text = (
-            "The outputs look like probabilities (none is negative, their sum is one), and a softmax flattens what "
-            "attacks climb: the model should return logits, or the logarithm of the probabilities."
+            "The outputs look like probabilities: none is negative and they sum to one. A softmax flattens the loss "
+            "that attacks maximize: return logits or log-probabilities."
         )
         yield Finding(severity="warning", code="probabilities", text=text)
-    elif output.surest is not None and output.surest < UNSURE:
+    elif output.surest is not None and output.surest < LOW_CONFIDENCE:
         text = (
-            f"On none of {n} images is the model surer of a class than {100 * output.surest:.0f}%, as if its logits "
-            "were bare cosines: its cross-entropy mixes all classes, PGD on it overrates the model, and "
-            "temperature-pgd with a large 1/T, cw-pgd or fast tell more."
+            f"Maximum confidence is at most {100 * output.surest:.0f}% on all {n} images, as if the logits were "
+            "cosines. PGD on the cross-entropy then overestimates robustness: use temperature-pgd with a large 1/T, "
+            "cw-pgd or fast."
         )
         yield Finding(severity="info", code="unsure", text=text)
     if 2 * output.one_hot > n:
         text = (
-            f"At {output.one_hot} of {n} images the logits lie so far apart (a margin of {output.median_margin:.3g} in "
-            "the median) that their softmax is exactly one-hot in float32: cross-entropy has no gradient there. The "
-            "attacks here climb log-odds, which never go flat, but those of others may report robustness in vain."
+            f"The softmax of {output.one_hot} of {n} images is exactly one-hot in float32 (median margin "
+            f"{output.median_margin:.3g}): cross-entropy has no gradient there. Attacks of this package maximize "
+            "log-odds, which have one, but others may overestimate robustness."
         )
         yield Finding(severity="warning", code="saturated", text=text)
-    if _surprise(output.unmoved, n, 0.05) < LEVEL:
+    if _tail(output.unmoved, n, 0.05) < LEVEL:
         text = (
-            f"Noise of a sixteenth of a grey level leaves the logits of {output.unmoved} of {n} images the same to the "
-            "last bit: the model seems to round its input or to saturate, and a gradient it gives is not its own."
+            f"Noise of 1/16 of a gray level leaves the logits of {output.unmoved} of {n} images bit-identical: the "
+            "model seems to round its input or to saturate, and its gradient may be an approximation."
         )
         yield Finding(severity="info", code="unmoved", text=text)
     if output.not_finite:
-        text = f"Within eps the model answers with NaN or infinity near {output.not_finite} of {n} images."
+        text = f"Within eps of {output.not_finite} of {n} images the model returns NaN or infinite logits."
         yield Finding(severity="warning", code="not-finite", text=text)
     if output.not_finite_beyond:
         text = (
-            f"At {output.not_finite_beyond} of {n} corners of the box (black, white and rounded images) the model "
-            "answers with NaN or infinity."
+            f"At {output.not_finite_beyond} of {n} corners of [0, 1] (black, white and rounded images) the model "
+            "returns NaN or infinite logits."
         )
         yield Finding(severity="info", code="not-finite-beyond", text=text)
 
 
 def nearby_fraction(threat: Threat) -> str | None:
-    """The usual n/255 that a decimal radius rounds, if it is not that very number.
+    """Return the n/255 that a decimal radius rounds; None if it rounds none or is exact.
 
     >>> nearby_fraction(Threat.parse("0.031")), nearby_fraction(Threat.parse("8/255"))
     ('8/255', None)

@@ -1,12 +1,13 @@
-"""Short experiments that tell when the failure of an attack is no evidence of robustness.
+"""Probes: short experiments that show whether the failure of an attack is evidence of robustness.
 
 They follow Athalye et al. (Obfuscated Gradients, ICML 2018, Section 3.1), Carlini et al. (On Evaluating Adversarial
-Robustness, 2019) and Pintor et al. (Indicators of Attack Failure, NeurIPS 2022). Is there a gradient, and does it
-describe the model? Does the loss rise with the steps? Does a ball that holds every image break every image? Does an
-attack without gradients break what one with gradients left? Does the model give one answer to one question?
+Robustness, 2019) and Pintor et al. (Indicators of Attack Failure, NeurIPS 2022). They test whether there is a gradient
+and whether it predicts the loss, whether the loss rises over the steps of an attack, whether a ball that contains every
+image breaks every image, whether an attack without gradients breaks images that gradient steps do not, and whether
+outputs are deterministic.
 
-Cost: 8 forward passes and 11 gradients an image; for what survives those, 10 gradients more on each of two losses and
-at each larger radius, and 60 queries, with 4 images a class of CIFAR-10.
+Cost: 8 forward passes and 11 gradients per image; for the survivors, 10 more gradients on each of two losses and at
+each larger radius, and 60 queries. The sample is 4 images per class for CIFAR-10.
 """
 
 # B batch, K classes, N examples, S steps, R radii
@@ -45,24 +46,24 @@ from classwise.reporting.sanity import (
 )
 
 SAMPLE, LARGEST_SAMPLE = 40, 100
-"""Images looked at: the first number, or one of each class up to the second."""
+"""Number of images: the first, or one of each class up to the second."""
 STEPS, SHOWN = 10, (0, 1, 2, 5, 10)
-"""Steps of a climb, and those after which its loss is reported."""
+"""Attack steps, and the steps after which the loss is reported."""
 GROWTH = 4
-"""Each radius over the one before, up to the whole box."""
+"""Ratio of successive radii, up to the radius that contains every image."""
 QUERIES = 60
-NUDGE = 0.05
-"""A small step, relative to eps."""
-KEPT = 0.5
-"""What a small step must bring of the rise that the gradient promises."""
-TREMOR = 2.0**-12
-"""Noise of a sixteenth of a grey level."""
+SMALL_STEP = 0.05
+"""Length of a small step relative to eps."""
+MIN_GAIN = 0.5
+"""Minimum increase of the loss after a small step, relative to the first-order prediction."""
+NOISE = 2.0**-12
+"""Amplitude of noise: 1/16 of a gray level."""
 LEVEL = 1e-3
-"""Error rate of the search for a better scale of the images."""
+"""Significance level of the search for a better input scale."""
 
 
 def choose(labels: Ints, allowed: Bools) -> Ints:
-    """The rows to look at: of those allowed, the first few of every class; of too many classes, some.
+    """Return the rows to probe: the first allowed ones of every class, or of some classes if there are many.
 
     >>> labels = np.repeat([0, 1, 2], 30)
     >>> np.bincount(labels[choose(labels, labels != 1)]).tolist()
@@ -89,17 +90,17 @@ def examine(
     batch_size: int | None = None,
     progress: Progress = SILENT,
 ) -> Probes:
-    """Measure on images that the model classifies correctly: at least one, with their identities ``index``.
+    """Run the probes on at least one image, all classified correctly, with their indices in the data set.
 
-    ``queries`` of the attack without gradients, 0 to leave it out. ``natural``: some images and labels, right and
-    wrong as they come, to see whether the model expects another scale.
+    ``queries`` is the number of queries of the attack without gradients, 0 to skip it. ``natural`` are images and
+    labels, classified correctly or not, on which other input scales are tried.
     """
     batch_size = batch_size or len(x)
     precision = torch.finfo(dtype_of(model)).eps
-    progress.start("sanity", len(x))
+    progress.start("trust checks", len(x))
     parts = []
     with (
-        blamed_on_the_model("under the probes for sanity"),
+        blamed_on_the_model("under the probes"),
         torch.inference_mode(False),
         torch.enable_grad(),
         frozen(model),
@@ -109,39 +110,39 @@ def examine(
             rows = slice(start, start + batch_size)
             noise = ExampleNoise(seed, index[rows])
             problem = PGD().within(threat).pose(model, x[rows], y[rows], generator=noise)
-            parts.append(_look(problem, threat, queries, precision))
+            parts.append(_probe_batch(problem, threat, queries, precision))
             progress.advance(len(y[rows]))
-        scale = None if natural is None else _better_scale(model, *natural, batch_size)
+        scale = None if natural is None else _find_better_scale(model, *natural, batch_size)
     progress.finish()
-    seen = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
-    return _summary(seen, _radii(threat, x[0].numel()), queries, min(0.05, 1000 * precision), scale)
+    measured = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+    return _summary(measured, _radii(threat, x[0].numel()), queries, min(0.05, 1000 * precision), scale)
 
 
-Seen = dict[str, Tensor]
-"""What was seen of each image of a batch: (B,) flags or sizes, (B, S + 1) of steps, (B, R) of radii."""
+Measured = dict[str, Tensor]
+"""Measurements of each image of a batch: (B,) flags or values, (B, S + 1) of steps, (B, R) of radii."""
 
 
-def _look(problem: Problem, threat: Threat, queries: int, precision: float) -> Seen:
-    """Every probe on one batch."""
+def _probe_batch(problem: Problem, threat: Threat, queries: int, precision: float) -> Measured:
+    """Run every probe on one batch."""
     ball, y, loss = problem.ball, problem.y, log_odds(problem.y)
     gradient, clean_loss, clean = problem.gradient(ball.centre, loss)
-    walk = list(_climb(problem, ball.start("uniform", problem.noise), threat.eps, log_odds))
-    wrong = torch.stack([z.argmax(1) != y for _, z in walk], 1)
-    # A robust model of low confidence withstands one loss or the other; what is masked withstands both.
-    fallen, end = wrong.any(1), walk[-1][0]
-    broken, x = _press_on(problem, fallen, end, threat.eps, margin)
-    no_more, _ = _press_on(problem, fallen, end, threat.eps, log_odds)
+    path = list(_ascend(problem, ball.start("uniform", problem.noise), threat.eps, log_odds))
+    wrong = torch.stack([z.argmax(1) != y for _, z in path], 1)
+    # A robust model of low confidence may resist one of the two losses; masked gradients resist both.
+    end = path[-1][0]
+    broken, x = _ascend_further(problem, wrong.any(1), end, threat.eps, margin)
+    by_cross_entropy, _ = _ascend_further(problem, wrong.any(1), end, threat.eps, log_odds)
     return {
         "label": y,
-        **_follow(problem, threat, gradient, clean_loss, precision * clean.abs().amax(1)),
-        "losses": torch.stack([loss(z) for _, z in walk], 1),
-        "margins": torch.stack([margin(y)(z) for _, z in walk], 1),
+        **_check_gradient(problem, threat, gradient, clean_loss, precision * clean.abs().amax(1)),
+        "losses": torch.stack([loss(z) for _, z in path], 1),
+        "margins": torch.stack([margin(y)(z) for _, z in path], 1),
         "wrong": wrong,
-        "not_finite": ~torch.stack([z.isfinite().all(1) for _, z in walk]).all(0),
-        "broken": _widen(problem, threat, broken, x),
-        "smooth": broken & ~no_more,
-        "black_box": _without_gradients(problem, broken, queries),
-        **_ask_again(problem, clean),
+        "not_finite": ~torch.stack([z.isfinite().all(1) for _, z in path]).all(0),
+        "broken": _break_at_radii(problem, threat, broken, x),
+        "smooth": broken & ~by_cross_entropy,
+        "black_box": _break_by_queries(problem, broken, queries),
+        **_check_consistency(problem, clean),
         "probabilities": (clean >= 0).all(1) & ((clean.sum(1) - 1).abs() < 1e-3),
         "one_hot": (clean.float().softmax(1) > 0).sum(1) == 1,
         "surest": clean.float().softmax(1).amax(1),
@@ -151,28 +152,30 @@ def _look(problem: Problem, threat: Threat, queries: int, precision: float) -> S
     }
 
 
-def _follow(problem: Problem, threat: Threat, gradient: Tensor, clean_loss: Tensor, last_bit: Tensor) -> Seen:
-    """Is there a gradient, does a small step along it bring what it promises, and where does a large one end?
+def _check_gradient(
+    problem: Problem, threat: Threat, gradient: Tensor, clean_loss: Tensor, resolution: Tensor
+) -> Measured:
+    """Check whether there is a gradient, whether a small step along it raises the loss, and whether a large one breaks.
 
-    To first order the loss can change by radius · dual norm within the ball: less than the last bit of a logit is
-    nothing, and a promise of a few bits cannot be checked.
+    To first order the loss changes by at most radius * dual norm within the ball. A change below the last bit of a
+    logit counts as none, and a change of a few bits cannot be checked.
     """
     ball, flat = problem.ball, gradient.flatten(1)
     dual = flat.abs().sum(1) if ball.norm == "Linf" else flat.norm(dim=1)
-    zero = ~flat.isfinite().all(1) | ~(ball.radius.flatten() * dual > last_bit)
+    zero = ~flat.isfinite().all(1) | ~(ball.radius.flatten() * dual > resolution)
     gradient = gradient.nan_to_num(0, 0, 0)
-    nudged = ball.step(ball.centre, gradient, NUDGE * threat.eps)
-    promised = (gradient * (nudged - ball.centre)).flatten(1).sum(1)
-    brought = log_odds(problem.y)(problem.logits(nudged)) - clean_loss
+    moved = ball.step(ball.centre, gradient, SMALL_STEP * threat.eps)
+    predicted = (gradient * (moved - ball.centre)).flatten(1).sum(1)
+    gained = log_odds(problem.y)(problem.logits(moved)) - clean_loss
     return {
         "zero_gradient": zero,
-        "misled": ~zero & (promised > 100 * last_bit) & ~(brought >= KEPT * promised),
+        "misled": ~zero & (predicted > 100 * resolution) & ~(gained >= MIN_GAIN * predicted),
         "one_step": ~problem.survives(ball.step(ball.centre, gradient, threat.eps)),
     }
 
 
-def _climb(problem: Problem, x: Tensor, eps: float, loss: Callable[[Tensor], Loss]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Projected gradient descent: every image on the way with its logits, from the first to the last."""
+def _ascend(problem: Problem, x: Tensor, eps: float, loss: Callable[[Tensor], Loss]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the images and logits of every step of projected gradient ascent."""
     for _ in range(STEPS):
         gradient, _, logits = problem.gradient(x, loss(problem.y))
         yield x, logits
@@ -180,31 +183,31 @@ def _climb(problem: Problem, x: Tensor, eps: float, loss: Callable[[Tensor], Los
     yield x, problem.logits(x)
 
 
-def _press_on(
+def _ascend_further(
     problem: Problem, broken: Tensor, x: Tensor, eps: float, loss: Callable[[Tensor], Loss]
 ) -> tuple[Tensor, Tensor]:
-    """Climb on with what is not broken: which images are broken now, and where all of them stand."""
+    """Continue the ascent of the images that are not broken. Return which are broken, and the images."""
     rows = (~broken).nonzero().squeeze(1)
     if not len(rows):
         return broken, x
     rest = problem.take(rows)
-    walk = list(_climb(rest, x[rows], eps, loss))
-    fell = torch.stack([z.argmax(1) != rest.y for _, z in walk]).any(0)
-    return broken.index_copy(0, rows, fell), x.index_copy(0, rows, walk[-1][0])
+    path = list(_ascend(rest, x[rows], eps, loss))
+    fell = torch.stack([z.argmax(1) != rest.y for _, z in path]).any(0)
+    return broken.index_copy(0, rows, fell), x.index_copy(0, rows, path[-1][0])
 
 
-def _widen(problem: Problem, threat: Threat, broken: Tensor, x: Tensor) -> Tensor:
-    """(B, R): broken within each radius or a smaller one."""
+def _break_at_radii(problem: Problem, threat: Threat, broken: Tensor, x: Tensor) -> Tensor:
+    """Return which images are broken within each radius or a smaller one (B, R)."""
     columns = [broken]
     for eps in _radii(threat, x[0].numel())[1:]:
         wider = replace(problem, ball=replace(threat, eps=eps).ball(problem.ball.centre))
-        broken, x = _press_on(wider, broken, x, eps, log_odds)
+        broken, x = _ascend_further(wider, broken, x, eps, log_odds)
         columns.append(broken)
     return torch.stack(columns, 1)
 
 
 def _radii(threat: Threat, pixels: int) -> list[float]:
-    """From the threat's radius to that of a ball which holds every image, wherever its centre lies."""
+    """Return the radii from that of the threat to one whose ball contains every image."""
     whole = 1.0 if threat.norm == "Linf" else math.sqrt(pixels)
     radii = [threat.eps]
     while radii[-1] < whole:
@@ -212,8 +215,8 @@ def _radii(threat: Threat, pixels: int) -> list[float]:
     return radii
 
 
-def _without_gradients(problem: Problem, broken: Tensor, queries: int) -> Tensor:
-    """Which of the images that are not broken a short black-box attack breaks."""
+def _break_by_queries(problem: Problem, broken: Tensor, queries: int) -> Tensor:
+    """Return which of the images that are not broken a short black-box attack breaks (B,)."""
     rows = (~broken).nonzero().squeeze(1)
     if not queries or not len(rows):
         return torch.zeros_like(broken)
@@ -221,39 +224,38 @@ def _without_gradients(problem: Problem, broken: Tensor, queries: int) -> Tensor
     return torch.zeros_like(broken).index_copy(0, rows, ~rest.survives(Square(queries=queries).perturb(rest)))
 
 
-def _ask_again(problem: Problem, clean: Tensor) -> Seen:
-    """The same question again, in other company, and changed by less than any eye or image format can tell."""
+def _check_consistency(problem: Problem, clean: Tensor) -> Measured:
+    """Compare outputs between passes, between batches, and under invisible noise."""
     x = problem.ball.centre
     half = len(x) // 2
     first = torch.arange(len(x), device=x.device) < half
-    twice, thrice = problem.logits(x), problem.logits(x)
-    company = problem.logits(torch.cat([x[:half], 1 - x[half:]]))
-    tremor = problem.logits((x + TREMOR * (2 * problem.noise.uniform(x) - 1)).clamp(0, 1))
-    # Black and white images are where a model divides by a deviation of zero.
+    second, third = problem.logits(x), problem.logits(x)
+    mixed = problem.logits(torch.cat([x[:half], 1 - x[half:]]))
+    noisy = problem.logits((x + NOISE * (2 * problem.noise.uniform(x) - 1)).clamp(0, 1))
+    # On black and white images a model may divide by a standard deviation of zero.
     corners = x.round()
     corners[:1], corners[-1:] = 0, 1
     label = clean.argmax(1)
     return {
-        "repeated": torch.maximum(_difference(clean, twice), _difference(clean, thrice)),
-        "repeated_changed": (twice.argmax(1) != label) | (thrice.argmax(1) != label),
-        "company": torch.where(first, _difference(clean, company), torch.nan),
-        "company_changed": first & (company.argmax(1) != label),
-        "tremor": _difference(clean, tremor),
-        "tremor_changed": tremor.argmax(1) != label,
+        "repeated": torch.maximum(_difference(clean, second), _difference(clean, third)),
+        "repeated_changed": (second.argmax(1) != label) | (third.argmax(1) != label),
+        "company": torch.where(first, _difference(clean, mixed), torch.nan),
+        "company_changed": first & (mixed.argmax(1) != label),
+        "tremor": _difference(clean, noisy),
+        "tremor_changed": noisy.argmax(1) != label,
         "not_finite_beyond": ~problem.logits(corners).isfinite().all(1),
     }
 
 
 def _difference(one: Tensor, two: Tensor) -> Tensor:
-    """The largest difference of an image's logits, relative to their spread."""
+    """Return the largest difference between two logits of each image, relative to their spread (B,)."""
     return (one - two).abs().amax(1) / one.std(1).clamp_min(torch.finfo(one.dtype).tiny)
 
 
-def _better_scale(model: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> NormalizationProbe:
-    """Whether some usual scale of the images, or the way back from it, makes the model see significantly better.
+def _find_better_scale(model: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> NormalizationProbe:
+    """Test whether a common input scale, or its inverse, significantly improves the accuracy.
 
-    A model that was trained on normalised images and does not normalise them itself, or that does so twice, shows it
-    in this way whatever its code looks like.
+    This detects a model that expects normalized images but does not normalize them, or normalizes twice.
     """
     device, dtype = device_of(model), dtype_of(model)
 
@@ -289,8 +291,8 @@ Scale = Callable[[Tensor], Tensor]
 
 
 def _scales(channels: int) -> list[tuple[str, bool, Scale]]:
-    """The usual ways to normalise images of so many channels: a name, whether it is undone, and how."""
-    known = {f"the normalisation of {name}": v for name, v in NORMALIZATIONS.items() if len(v[0]) == channels}
+    """Return the common scales of images with this number of channels: name, whether it is inverted, and function."""
+    known = {f"the normalization of {name}": v for name, v in NORMALIZATIONS.items() if len(v[0]) == channels}
     known |= {"the scale from -1 to 1": ((0.5,), (0.5,)), "the scale from 0 to 255": ((0.0,), (1 / 255,))}
     scales: list[tuple[str, bool, Scale]] = []
     for name, values in known.items():
@@ -305,75 +307,75 @@ def _normalize(x: Tensor, *, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def _summary(
-    seen: Seen, radii: list[float], queries: int, rounding: float, normalization: NormalizationProbe | None
+    measured: Measured, radii: list[float], queries: int, rounding: float, normalization: NormalizationProbe | None
 ) -> Probes:
-    label, losses = seen["label"], seen["losses"]
-    survived = ~seen["broken"][:, 0]
+    label, losses = measured["label"], measured["losses"]
+    survived = ~measured["broken"][:, 0]
     start, end, highest = losses[:, 0], losses[:, -1], losses.amax(1)
     counted = {
-        "zero_gradient": seen["zero_gradient"],
-        # Where the model rounds its input, a small step changes nothing, whatever a large one does.
-        "misled": seen["misled"] & (seen["tremor"] > 0),
-        # One without a gradient has been told already.
-        "slack": ~seen["zero_gradient"] & ~((end > start) & (end >= (start + highest) / 2)),
+        "zero_gradient": measured["zero_gradient"],
+        # If the model rounds its input, a small step changes nothing.
+        "misled": measured["misled"] & (measured["tremor"] > 0),
+        # Images without a gradient are counted above.
+        "slack": ~measured["zero_gradient"] & ~((end > start) & (end >= (start + highest) / 2)),
         "survived": survived,
-        "one_step": survived & seen["one_step"],
-        "shielded": ~survived & ~seen["one_step"],
-        "smooth": seen["smooth"],
-        "unreached": ~seen["broken"][:, -1],
-        "black_box": seen["black_box"],
+        "one_step": survived & measured["one_step"],
+        "shielded": ~survived & ~measured["one_step"],
+        "smooth": measured["smooth"],
+        "unreached": ~measured["broken"][:, -1],
+        "black_box": measured["black_box"],
     }
 
-    def in_class(k: int) -> ClassProbe:
+    def count_class(k: int) -> ClassProbe:
         rows = label == k
         counts = {name: int(flags[rows].sum()) for name, flags in counted.items()}
         return ClassProbe(label=k, n=int(rows.sum()), **counts)
 
     def agreement(name: str) -> AgreementProbe:
-        differences = seen[name][~seen[name].isnan()]
-        # An image between two classes may fall either way by rounding alone.
-        changed = seen[f"{name}_changed"] & (seen[name] > rounding)
+        differences = measured[name][~measured[name].isnan()]
+        # Rounding alone may change the label of an image between two classes.
+        changed = measured[f"{name}_changed"] & (measured[name] > rounding)
         largest = differences.amax() if len(differences) else math.nan
         return AgreementProbe(n=len(differences), changed=int(changed.sum()), difference=_finite(largest))
 
-    tried = int(survived.sum())
+    by_queries = BlackBoxProbe(queries=queries, tried=int(survived.sum()), broken=int(measured["black_box"].sum()))
     return Probes(
         n=len(label),
-        by_class=[in_class(k) for k in sorted(set(label.tolist()))],
+        by_class=[count_class(k) for k in sorted(set(label.tolist()))],
         steps=[
             StepProbe(
                 step=step,
                 log_odds=_finite(losses[:, step].mean()),
-                margin=_finite(seen["margins"][:, step].mean()),
-                broken=int(seen["wrong"][:, step].sum()),
+                margin=_finite(measured["margins"][:, step].mean()),
+                broken=int(measured["wrong"][:, step].sum()),
             )
             for step in SHOWN
         ],
         radii=[
             RadiusProbe(eps=eps, broken=int(column.sum()))
-            for eps, column in zip(radii, seen["broken"].unbind(1), strict=True)
+            for eps, column in zip(radii, measured["broken"].unbind(1), strict=True)
         ],
-        black_box=BlackBoxProbe(queries=queries, tried=tried, broken=int(seen["black_box"].sum())) if queries else None,
+        black_box=by_queries if queries else None,
         rounding=rounding,
         repeated=agreement("repeated"),
         company=agreement("company"),
         tremor=agreement("tremor"),
         output=OutputProbe(
-            probabilities=int(seen["probabilities"].sum()),
-            one_hot=int(seen["one_hot"].sum()),
-            median_margin=_finite(seen["margin"].median()),
-            surest=_finite(seen["surest"].amax()),
-            unmoved=int((seen["tremor"] == 0).sum()),
-            not_finite=int(seen["not_finite"].sum()),
-            not_finite_beyond=int((seen["not_finite_beyond"] & ~seen["not_finite"]).sum()),
+            probabilities=int(measured["probabilities"].sum()),
+            one_hot=int(measured["one_hot"].sum()),
+            median_margin=_finite(measured["margin"].median()),
+            surest=_finite(measured["surest"].amax()),
+            unmoved=int((measured["tremor"] == 0).sum()),
+            not_finite=int(measured["not_finite"].sum()),
+            not_finite_beyond=int((measured["not_finite_beyond"] & ~measured["not_finite"]).sum()),
         ),
         normalization=normalization,
-        forwards=int(seen["forwards"].sum()),
-        backwards=int(seen["backwards"].sum()),
+        forwards=int(measured["forwards"].sum()),
+        backwards=int(measured["backwards"].sum()),
     )
 
 
 def _finite(value: Tensor | float) -> float | None:
-    """Six digits of a number; None where it is not one."""
+    """Round to six digits; None if not finite."""
     number = float(value)
     return float(f"{number:.6g}") if math.isfinite(number) else None
