@@ -28,7 +28,7 @@ from classwise.data import ImageSet, ordered
 from classwise.evaluation.batching import BatchLoop
 from classwise.evaluation.inputs import count_classes, default_batch_size
 from classwise.evaluation.judge import predict
-from classwise.evaluation.perturbations import Suite
+from classwise.evaluation.perturbations import Perturbations
 from classwise.evaluation.record import Record
 from classwise.evaluation.stages import AttackParts, Run, predict_natural, run_attack
 from classwise.evaluation.trust.checks import run_probes
@@ -229,7 +229,7 @@ def evaluate_all(parts: AttackParts, searched: nn.Module, arena: Arena) -> Judge
 def bench_evaluation(
     model: nn.Module,
     images: ImageSet,
-    suite: Suite,
+    perturbations: Perturbations,
     *,
     name: str,
     count: int = 500,
@@ -241,7 +241,7 @@ def bench_evaluation(
     clock: Clock | None = None,
     progress: Progress = SILENT,
 ) -> EvaluationBench:
-    """Measure every attack of a suite, with ``peers`` beside the same attack by everybody who is installed.
+    """Measure every attack of a perturbations, with ``peers`` beside the same attack by everybody who is installed.
 
     ``name`` is what the model is called; ``count`` images are taken evenly from the set.
     """
@@ -250,7 +250,7 @@ def bench_evaluation(
         raise InputError(f"images must be at least 1, got {count}")
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
-    if suite.corruptions or not suite.attacks:
+    if perturbations.corruptions or not perturbations.attacks:
         raise InputError("a bench measures attacks, one or several; corruptions are not among them")
     model.eval()
     device = device_of(model)
@@ -263,7 +263,7 @@ def bench_evaluation(
         index=index,
         x=x,
         y=y,
-        threat=suite.threat,
+        threat=perturbations.threat,
         num_classes=num_classes,
         batch_size=min(batch_size or default_batch_size(images, device), len(rows)),
         seed=seed,
@@ -274,7 +274,7 @@ def bench_evaluation(
     cases: list[AttackCase] = []
     interrupted = False
     with untouched(model):
-        for key, (spec, attack) in suite.attacks.items():
+        for key, (spec, attack) in perturbations.attacks.items():
             contenders = [arena.ours(attack)]
             if peers:
                 found, left_out = _peers(arena, attack)
@@ -301,7 +301,9 @@ def bench_evaluation(
         data=f"{images.name}/{images.split}",
         images=len(rows),
         batch_size=arena.batch_size,
-        threat=ThreatInfo(norm=suite.threat.norm, eps=suite.threat.eps, eps_text=suite.threat.text),
+        threat=ThreatInfo(
+            norm=perturbations.threat.norm, eps=perturbations.threat.eps, eps_text=perturbations.threat.text
+        ),
         natural=Estimate(**estimate(int(arena.natural.sum()), len(rows))),
         cases=cases,
     )

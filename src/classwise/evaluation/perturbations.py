@@ -19,7 +19,7 @@ AnyAttack = BallAttack | ForeignAttack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suite:
+class Perturbations:
     """Attacks and corruptions under the keys of the report."""
 
     attacks: Mapping[str, tuple[str, AnyAttack]]
@@ -28,9 +28,9 @@ class Suite:
     threat: Threat
 
 
-def read_suite(
+def read_perturbations(
     given: Any, eps: float | str | None = None, norm: str | None = None, *, exhaustive: bool = False
-) -> Suite:
+) -> Perturbations:
     """Read what was asked for: a spec, an attack object of ours or of another library, a function, or several.
 
     The threat is what is given here, else what the attacks bring, else Linf 8/255. ``exhaustive`` is for ``fast``.
@@ -51,7 +51,7 @@ def read_suite(
     threat = _common_threat([attack for _, attack in attacks], eps, norm)
     keys = _keys(attacks)
     _refuse_repetition([*keys, *(corruption.key for corruption in corruptions)])
-    return Suite(
+    return Perturbations(
         attacks={key: (spec, attack.within(threat)) for key, (spec, attack) in zip(keys, attacks, strict=True)},
         corruptions={corruption.key: corruption for corruption in corruptions},
         threat=threat,

@@ -50,7 +50,7 @@ from classwise.storage.verdicts import WORST_CASE, Verdicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class EvaluationSettings:
     """Attacks and settings of an evaluation: with model and images, everything that decides the verdicts."""
 
     attacks: Mapping[str, tuple[str, MeasuredAttack]]
@@ -93,7 +93,7 @@ class Question:
 def run_evaluation(
     model: nn.Module,
     images: ImageSet,
-    question: Question,
+    settings: EvaluationSettings,
     *,
     model_info: dict[str, Any],
     trained_on: str | None,
@@ -111,21 +111,21 @@ def run_evaluation(
     device = device_of(model)
     num_classes = count_classes(model, images)
     classes = list(images.classes or map(str, range(num_classes)))
-    parts = [AttackParts.of(key, spec, attack, num_classes) for key, (spec, attack) in question.attacks.items()]
+    parts = [AttackParts.of(key, spec, attack, num_classes) for key, (spec, attack) in settings.attacks.items()]
     _check_gradients(model, parts)
-    index = choose_examples(images, question.per_class, num_classes)
+    index = choose_examples(images, settings.per_class, num_classes)
     pending = Verdicts.pending(
         index,
         np.asarray(images.labels[index]),
         attacks=_distinct([column for one in parts for column in (one.key, *one.variants)]),
         stages=[column for one in parts for column in one.stages],
-        corrupted=question.corruptions,
+        corrupted=settings.corruptions,
     )
-    batch_size = question.batch_size or default_batch_size(images, device)
+    batch_size = settings.batch_size or default_batch_size(images, device)
     sample = [x for x, _, _ in ordered(images, index[:SAMPLE], min(SAMPLE_BATCH, batch_size), device)]
-    recorded = question.record(images)
+    recorded = settings.record(images)
     fingerprint = digest_json([recorded, images.digest(), _identity(model, sample)])
-    searched = searcher(model, torch.cat(sample)[: max(batch_size, SAMPLE_BATCH)], question.engine)
+    searched = searcher(model, torch.cat(sample)[: max(batch_size, SAMPLE_BATCH)], settings.engine)
     try:
         record = Record(verdicts=pending)
         if directory is not None:
@@ -137,16 +137,16 @@ def run_evaluation(
             model=model,
             searched=searched,
             images=images,
-            threat=question.threat,
-            seed=question.seed,
+            threat=settings.threat,
+            seed=settings.seed,
             record=record,
             loop=BatchLoop(size=batch_size, progress=progress, save=record.save, free=free),
         )
         try:
-            outcome = _run_stages(run, question, parts, num_classes)
+            outcome = _run_stages(run, settings, parts, num_classes)
         finally:
             record.save()
-        report = _report(run, question, parts, outcome, classes, model_info, trained_on, command)
+        report = _report(run, settings, parts, outcome, classes, model_info, trained_on, command)
     finally:
         give_back(searched)
     if directory is not None:
@@ -167,10 +167,10 @@ class _Outcome:
     """Number of rounds."""
 
 
-def _run_stages(run: Run, question: Question, parts: Sequence[AttackParts], num_classes: int) -> _Outcome:
+def _run_stages(run: Run, settings: EvaluationSettings, parts: Sequence[AttackParts], num_classes: int) -> _Outcome:
     """Fill the table of verdicts."""
-    label, goal = run.verdicts.label, question.until_worst_ci
-    rounds = None if goal is None else Rounds.of(label, num_classes, goal, question.seed)
+    label, goal = run.verdicts.label, settings.until_worst_ci
+    rounds = None if goal is None else Rounds.of(label, num_classes, goal, settings.seed)
     probed = ProbeResult()
     steps = iter([np.ones(len(label), dtype=bool)]) if rounds is None else rounds.run(run.verdicts)
     for count, rows in enumerate(steps, 1):
@@ -188,14 +188,14 @@ def _run_stages(run: Run, question: Question, parts: Sequence[AttackParts], num_
             )
         for one in parts:
             run_attack(run, one, rows, probed.warnings)
-    for key, corruption in question.corruptions.items():
+    for key, corruption in settings.corruptions.items():
         run_corruption(run, key, corruption, rows)
     return _Outcome(probed=probed, rows=rows, rounds=rounds, count=count)
 
 
 def _report(
     run: Run,
-    question: Question,
+    settings: EvaluationSettings,
     parts: Sequence[AttackParts],
     outcome: _Outcome,
     classes: list[str],
@@ -235,7 +235,7 @@ def _report(
         attacks=attacks,
         corruptions=[
             CorruptionInfo(key=key, kind=corruption.kind, family=corruption.family, severity=corruption.severity)
-            for key, corruption in question.corruptions.items()
+            for key, corruption in settings.corruptions.items()
         ],
         sanity=derive_findings(
             decided,

@@ -20,7 +20,7 @@ from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
 from classwise.core.threat import Threat
 from classwise.data import ImageSet
-from classwise.evaluation.runner import Question, run_evaluation
+from classwise.evaluation.runner import EvaluationSettings, run_evaluation
 from classwise.metrics.comparison import Bools
 from classwise.models.heads import Biased
 from classwise.models.normalize import Normalized
@@ -60,7 +60,7 @@ class TestSetup:
     """Test images and settings of the test evaluation."""
 
     images: ImageSet
-    question: Question
+    settings: EvaluationSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ def run_repair(
         before = evaluate(
             original.model,
             judges.images,
-            judges.question,
+            judges.settings,
             model_info=original.info,
             directory=first,
             beside=None,
@@ -134,13 +134,13 @@ def run_repair(
         after = evaluate(
             repaired.model,
             judges.images,
-            judges.question,
+            judges.settings,
             model_info=_info(original, report, directory),
             directory=directory,
             beside="repair",
             resume=resume,
         )
-        logits = partial(natural_logits, images=judges.images, batch_size=judges.question.batch_size, progress=progress)
+        logits = partial(natural_logits, images=judges.images, batch_size=judges.settings.batch_size, progress=progress)
         test = compare_on_test(
             TestResult(report=before, logits=logits(original.model, report=before)),
             TestResult(report=after, logits=logits(repaired.model, report=after)),
