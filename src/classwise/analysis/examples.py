@@ -27,7 +27,7 @@ from classwise.core.model_calls import device_of
 from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.data.batches import ordered
-from classwise.evaluation.gallery import Tried
+from classwise.evaluation.examples import AttackedImage
 from classwise.reporting.examples import Example, amplification
 from classwise.reporting.figures import Figure, gallery
 from classwise.reporting.tables import Table
@@ -180,14 +180,14 @@ def _checked(subject: Subject, indices: tuple[int, ...]) -> NDArray[np.int64]:
     return np.array(list(dict.fromkeys(indices)), dtype=np.int64)
 
 
-def _try(subject: Subject, rows: NDArray[np.int64], attack: str, progress: Progress) -> list[Tried]:
+def _try(subject: Subject, rows: NDArray[np.int64], attack: str, progress: Progress) -> list[AttackedImage]:
     model, norm = subject.model, subject.report.threat.norm
     search = attack_of(subject, attack)
-    tried: list[Tried] = []
+    tried: list[AttackedImage] = []
     progress.start(f"{attack} on {subject.name}", len(rows))
     for x, y, places in ordered(subject.images, rows, BATCH, device_of(model)):
         x_adv = search(model, x, y, generator=ExampleNoise(0, places))
-        tried += Tried.each(places, y, x, x_adv, ask(model, x), ask(model, x_adv), norm)
+        tried += AttackedImage.each(places, y, x, x_adv, ask(model, x), ask(model, x_adv), norm)
         progress.advance(len(x))
     progress.finish()
     return tried

@@ -26,7 +26,7 @@ from classwise.core.streams import ExampleNoise
 from classwise.core.types import MeasuredAttack
 from classwise.data.batches import ordered
 from classwise.data.splits import balanced_subset
-from classwise.evaluation.suite import read_suite
+from classwise.evaluation.perturbations import read_perturbations
 from classwise.models.heads import head_of
 
 Floats = NDArray[np.float32]
@@ -106,10 +106,10 @@ def chosen(subject: Subject, per_class: int | None) -> NDArray[np.int64]:
 def attack_of(subject: Subject, attack: str) -> MeasuredAttack:
     """An attack within the radius that the report is about."""
     threat = subject.report.threat
-    suite = read_suite([attack], threat.eps_text, threat.norm)
-    if not suite.attacks:
+    perturbations = read_perturbations([attack], threat.eps_text, threat.norm)
+    if not perturbations.attacks:
         raise InputError(f"{attack!r} is no attack that searches a ball")
-    ((_, found),) = suite.attacks.values()
+    ((_, found),) = perturbations.attacks.values()
     return found
 
 

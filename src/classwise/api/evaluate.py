@@ -17,9 +17,9 @@ from classwise.core.progress import SILENT, Progress
 from classwise.data import load_data
 from classwise.data.load import validation_images
 from classwise.evaluation.command import command
-from classwise.evaluation.evaluate import Question, run_evaluation
 from classwise.evaluation.margins import MarginSettings, find_margins
-from classwise.evaluation.suite import read_suite
+from classwise.evaluation.perturbations import read_perturbations
+from classwise.evaluation.runner import EvaluationSettings, run_evaluation
 from classwise.reporting import ClassReport
 from classwise.storage.run_directory import RunDirectory, Section
 
@@ -65,15 +65,15 @@ def evaluate(
         raise InputError("margins are saved in a directory: give out too")
     images = load_data(data, split=split, classes=None if classes is None else tuple(classes), progress=progress)
     loaded, run = resolve_model(model, weights, images, device, trust=trust)
-    suite = read_suite(attacks, eps, norm, exhaustive=exhaustive)
+    perturbations = read_perturbations(attacks, eps, norm, exhaustive=exhaustive)
     directory = None if out is None else RunDirectory(Path(out).expanduser())
     report = run_evaluation(
         loaded,
         images,
-        Question(
-            attacks=with_substitutes(suite.attacks, images, device_of(loaded)),
-            corruptions=suite.corruptions,
-            threat=suite.threat,
+        EvaluationSettings(
+            attacks=with_substitutes(perturbations.attacks, images, device_of(loaded)),
+            corruptions=perturbations.corruptions,
+            threat=perturbations.threat,
             per_class=per_class,
             batch_size=batch_size,
             seed=seed,
@@ -110,7 +110,7 @@ def evaluate(
         find = partial(
             find_margins,
             loaded,
-            threat=suite.threat,
+            threat=perturbations.threat,
             settings=MarginSettings(seed=seed),
             batch_size=batch_size,
             engine=checked_engine(engine),

@@ -14,8 +14,9 @@ from classwise.config.spec import Spec, build
 from classwise.core.errors import InputError, unknown
 from classwise.core.model_calls import device_of
 from classwise.core.progress import SILENT, Progress
-from classwise.evaluation.evaluate import Question, count_classes
-from classwise.evaluation.suite import read_suite
+from classwise.evaluation.inputs import count_classes
+from classwise.evaluation.perturbations import read_perturbations
+from classwise.evaluation.runner import EvaluationSettings
 from classwise.models.load import build_model, run_directory
 from classwise.repairs.fit import RULES
 from classwise.repairs.images import check_apart, fitting_images, test_split
@@ -102,18 +103,18 @@ def repair(
     judges = None
     if evaluate:
         images = test_split(data, test, fitting, progress)
-        suite = read_suite(attacks, threat.text, threat.norm)
-        question = Question(
-            attacks=with_substitutes(suite.attacks, images, device_of(loaded)),
-            corruptions=suite.corruptions,
-            threat=suite.threat,
+        perturbations = read_perturbations(attacks, threat.text, threat.norm)
+        settings = EvaluationSettings(
+            attacks=with_substitutes(perturbations.attacks, images, device_of(loaded)),
+            corruptions=perturbations.corruptions,
+            threat=perturbations.threat,
             per_class=test_per_class,
             batch_size=batch_size,
             seed=seed,
             engine=checked_engine(engine),
             until_worst_ci=None,
         )
-        judges = TestSetup(images=images, question=question)
+        judges = TestSetup(images=images, settings=settings)
     else:
         check_apart(data, fitting, progress)
     directory = None if out is None else RunDirectory(Path(out).expanduser())

@@ -16,7 +16,7 @@ from classwise.core.devices import pick_device
 from classwise.core.errors import InputError, unknown
 from classwise.core.model_calls import device_of
 from classwise.data import ImageSet
-from classwise.evaluation.suite import AnyAttack
+from classwise.evaluation.perturbations import AnyAttack
 from classwise.models.load import load_model, run_directory
 from classwise.storage.run_directory import RunDirectory
 

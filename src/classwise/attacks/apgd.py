@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ LOOK = 5
 @dataclass(frozen=True, kw_only=True)
 class APGD(AimedAttack):
     """PGD with momentum and a step size that is halved where the loss stops rising."""
+
+    resembles_cascade: ClassVar[bool] = True
 
     steps: int = 100
     loss: Literal["ce", "dlr", "margin"] = "ce"

@@ -33,6 +33,10 @@ class BallAttack(ABC):
 
     black_box: ClassVar[bool] = False
     """Whether it works without the model's gradients."""
+    uses_optimized_copy: ClassVar[bool] = True
+    """Whether it may search an optimized copy of the model."""
+    resembles_cascade: ClassVar[bool] = False
+    """Whether it searches like the cascade of ``fast``, so that its success is no reason to doubt the cascade."""
     aims: ClassVar[bool] = False
     """Whether it can be given targets."""
     norms: ClassVar[tuple[Norm, ...]] = ("Linf", "L2")

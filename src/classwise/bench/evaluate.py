@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from classwise.accelerate import search_model
-from classwise.attacks import BallAttack
 from classwise.attacks.adapters.call import untouched
 from classwise.bench.peers import AnyAttack, Asked, Peer, peers_of
 from classwise.bench.result import OURS, AttackCase, AttackEntry, EvaluationBench, Spread
@@ -26,9 +25,13 @@ from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
 from classwise.data import ImageSet, ordered
-from classwise.evaluation.evaluate import count_classes, fitting_batch
-from classwise.evaluation.suite import Suite
-from classwise.evaluation.work import Parts, Work, predict
+from classwise.evaluation.batching import BatchLoop
+from classwise.evaluation.inputs import count_classes, default_batch_size
+from classwise.evaluation.judge import predict
+from classwise.evaluation.perturbations import Perturbations
+from classwise.evaluation.record import Record
+from classwise.evaluation.stages import AttackParts, Run, predict_natural, run_attack
+from classwise.evaluation.trust.checks import run_probes
 from classwise.reporting.estimates import Estimate, estimate
 from classwise.reporting.report import ThreatInfo
 from classwise.storage.run_directory import hardware, versions
@@ -126,13 +129,13 @@ class Arena:
 
     def ours(self, attack: AnyAttack) -> Contender:
         """Our own attack."""
-        searched = search_model(self.model, self.x, self.engine) if isinstance(attack, BallAttack) else self.model
-        parts = Parts.of(OURS, attack, self.num_classes)
+        searched = search_model(self.model, self.x, self.engine) if attack.uses_optimized_copy else self.model
+        parts = AttackParts.of(OURS, OURS, attack, self.num_classes)
         return Contender(
             name=OURS,
             version=versions()["classwise"],
             modules=tuple(dict.fromkeys((searched, self.model))),
-            run=partial(evaluate_all, attack, parts, searched, self)
+            run=partial(evaluate_all, parts, searched, self)
             if parts.stages or parts.variants
             else partial(attack_all, attack, searched, self),
         )
@@ -179,7 +182,7 @@ def attack_all(attack: AnyAttack, searched: nn.Module, arena: Arena) -> Tensor:
     )
 
 
-def evaluate_all(attack: AnyAttack, parts: Parts, searched: nn.Module, arena: Arena) -> Judged:
+def evaluate_all(parts: AttackParts, searched: nn.Module, arena: Arena) -> Judged:
     """An attack of several parts, by the evaluation itself: it decides which part works on which images.
 
     The check of each part's results, the same as everybody's, is then part of the work, as it is in the ensembles of
@@ -193,30 +196,40 @@ def evaluate_all(attack: AnyAttack, parts: Parts, searched: nn.Module, arena: Ar
         stages=list(parts.stages),
         corrupted=[],
     )
-    work = Work(
-        arena.model,
-        searched,
-        arena.images,
-        verdicts,
-        arena.threat,
-        arena.batch_size,
-        arena.seed,
-        directory=None,
-        fingerprint="",
-        progress=SILENT,
+    run = Run(
+        model=arena.model,
+        searched=searched,
+        images=arena.images,
+        threat=arena.threat,
+        seed=arena.seed,
+        record=Record(verdicts=verdicts),
+        loop=BatchLoop(size=arena.batch_size, progress=SILENT),
     )
-    work.natural()
-    work.attack(OURS, attack, parts)
+    rows = np.ones(len(index), dtype=bool)
+    predict_natural(run, rows)
+    warnings: list[str] = []
+    if "doubtful" in parts.selects.values():
+        warnings = run_probes(
+            arena.model,
+            arena.images,
+            verdicts,
+            arena.threat,
+            seed=arena.seed,
+            black_box=not parts.has_audit,
+            batch_size=arena.batch_size,
+            progress=SILENT,
+        ).warnings
+    run_attack(run, parts, rows, warnings)
     return Judged(
         robust=int(verdicts.survived(OURS).sum()),
-        rejected=sum(int(effort["rejected"]) for effort in work.effort.values()),
+        rejected=sum(int(effort["rejected"]) for effort in run.record.effort.values()),
     )
 
 
 def bench_evaluation(
     model: nn.Module,
     images: ImageSet,
-    suite: Suite,
+    perturbations: Perturbations,
     *,
     name: str,
     count: int = 500,
@@ -228,7 +241,7 @@ def bench_evaluation(
     clock: Clock | None = None,
     progress: Progress = SILENT,
 ) -> EvaluationBench:
-    """Measure every attack of a suite, with ``peers`` beside the same attack by everybody who is installed.
+    """Measure every attack of a perturbations, with ``peers`` beside the same attack by everybody who is installed.
 
     ``name`` is what the model is called; ``count`` images are taken evenly from the set.
     """
@@ -237,7 +250,7 @@ def bench_evaluation(
         raise InputError(f"images must be at least 1, got {count}")
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
-    if suite.corruptions or not suite.attacks:
+    if perturbations.corruptions or not perturbations.attacks:
         raise InputError("a bench measures attacks, one or several; corruptions are not among them")
     model.eval()
     device = device_of(model)
@@ -250,9 +263,9 @@ def bench_evaluation(
         index=index,
         x=x,
         y=y,
-        threat=suite.threat,
+        threat=perturbations.threat,
         num_classes=num_classes,
-        batch_size=min(batch_size or fitting_batch(images, device), len(rows)),
+        batch_size=min(batch_size or default_batch_size(images, device), len(rows)),
         seed=seed,
         engine=engine,
         clock=clock or clock_of(device),
@@ -261,7 +274,7 @@ def bench_evaluation(
     cases: list[AttackCase] = []
     interrupted = False
     with untouched(model):
-        for key, (spec, attack) in suite.attacks.items():
+        for key, (spec, attack) in perturbations.attacks.items():
             contenders = [arena.ours(attack)]
             if peers:
                 found, left_out = _peers(arena, attack)
@@ -288,7 +301,9 @@ def bench_evaluation(
         data=f"{images.name}/{images.split}",
         images=len(rows),
         batch_size=arena.batch_size,
-        threat=ThreatInfo(norm=suite.threat.norm, eps=suite.threat.eps, eps_text=suite.threat.text),
+        threat=ThreatInfo(
+            norm=perturbations.threat.norm, eps=perturbations.threat.eps, eps_text=perturbations.threat.text
+        ),
         natural=Estimate(**estimate(int(arena.natural.sum()), len(rows))),
         cases=cases,
     )

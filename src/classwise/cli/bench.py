@@ -50,20 +50,20 @@ def evaluate(
     from classwise.api.resolve import checked_engine
     from classwise.bench.evaluate import bench_evaluation
     from classwise.core.devices import pick_device
-    from classwise.evaluation.suite import read_attack, read_suite
+    from classwise.evaluation.perturbations import read_attack, read_perturbations
 
     place = pick_device(device)
     attacks = attack or ["pgd:steps=20,start=zero"]
     if model is None and eps is None and all(read_attack(one).eps is None for one in attacks):
         eps = "0.2"
-    suite = read_suite(attacks, eps, norm)
+    perturbations = read_perturbations(attacks, eps, norm)
     loaded, found, name = _subject(model, weights, data)
     loaded = loaded.to(place)
     _finish(
         lambda: bench_evaluation(
             loaded,
             found,
-            suite,
+            perturbations,
             name=name,
             count=images,
             batch_size=batch_size,

@@ -282,6 +282,14 @@ class MeasuredAttack(Attack, Protocol):
     def black_box(self) -> bool:
         """Whether it works without the model's gradients."""
 
+    @property
+    def uses_optimized_copy(self) -> bool:
+        """Whether it may search an optimized copy of the model."""
+
+    @property
+    def resembles_cascade(self) -> bool:
+        """Whether it searches like the cascade of ``fast``, so that its success is no reason to doubt the cascade."""
+
     def run(
         self,
         model: nn.Module,

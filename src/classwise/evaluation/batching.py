@@ -1,11 +1,13 @@
-"""Work on examples batch by batch, in smaller batches after a lack of memory."""
+"""Process examples in batches, in smaller ones after running out of memory."""
 
 # N examples
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,34 +17,51 @@ from classwise.core.progress import Progress
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 
+SAVE_SECONDS = 5.0
+"""Time between two saves: the work that an interrupted process may lose."""
 
-def in_batches(
-    task: str,
-    pending: Bools,
-    batch_size: int,
-    fill: Callable[[Ints], None],
-    after: Callable[[], None],
-    smaller: Callable[[int], None],
-    progress: Progress,
-) -> None:
-    """Call ``fill`` with the pending rows in batches of equal size, and ``after`` each batch.
 
-    When memory runs out, ``smaller`` is called with half the batch's size and the same rows are tried again.
-    """
-    rows = np.flatnonzero(pending)
-    progress.start(task, len(pending), len(pending) - len(rows))
-    while len(rows):
-        batch = rows[: math.ceil(len(rows) / math.ceil(len(rows) / batch_size))]
-        try:
-            fill(batch)
-        except torch.OutOfMemoryError as error:
-            if len(batch) == 1:
-                raise InputError(f"{task}: out of memory at batch size 1") from error
-            batch_size = len(batch) // 2
-            smaller(batch_size)
-            progress.advance(0, f"out of memory: continuing with batches of {batch_size}")
-            continue
-        rows = rows[len(batch) :]
-        progress.advance(len(batch))
-        after()
-    progress.finish()
+def _do_nothing() -> None:
+    pass
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchLoop:
+    """Settings of loops over examples that share a batch size."""
+
+    size: int
+    """Maximum batch size. Halved each time memory runs out."""
+    progress: Progress
+    save: Callable[[], None] = _do_nothing
+    """Called every few seconds."""
+    free: Callable[[], None] = _do_nothing
+    """Frees memory before a batch is retried."""
+    reduced: bool = False
+    """Whether memory ran out."""
+    saved: float = field(default_factory=time.monotonic)
+    """Time of the last save."""
+
+    def run(self, task: str, pending: Bools, process: Callable[[Ints], None]) -> None:
+        """Call ``process`` with the numbers of the pending examples (N,), in batches of equal size.
+
+        Raises ``InputError`` when there is not enough memory for one example.
+        """
+        rows = np.flatnonzero(pending)
+        self.progress.start(task, len(pending), len(pending) - len(rows))
+        while len(rows):
+            batch = rows[: math.ceil(len(rows) / math.ceil(len(rows) / self.size))]
+            try:
+                process(batch)
+            except torch.OutOfMemoryError as error:
+                if len(batch) == 1:
+                    raise InputError(f"{task}: out of memory at batch size 1") from error
+                self.size, self.reduced = len(batch) // 2, True
+                self.free()
+                self.progress.advance(0, f"out of memory: continuing with batches of {self.size}")
+                continue
+            rows = rows[len(batch) :]
+            self.progress.advance(len(batch))
+            if time.monotonic() - self.saved > SAVE_SECONDS:
+                self.save()
+                self.saved = time.monotonic()
+        self.progress.finish()

@@ -1,134 +1,145 @@
-"""Which examples a stage of an attack is for, and when there is reason to doubt the stages before it.
+"""Choose the examples that each stage of an attack is run on, and decide whether the fallback of ``fast`` is needed.
 
-A cascade of cheap gradient attacks is as strong as AutoAttack until gradients are masked. So it never has the last word
-by itself: the whole ensemble audits a sample of what it left, half of it the examples that came nearest to being broken
-and half drawn at random, class by class. The ensemble runs on everything as soon as
-* it breaks an example of the random half, so that the cascade leaves what it should not,
-* FAB-T or Square breaks any that APGD has left, so that something else than an ascent of the margin is stronger, or
-* the probes for sanity warn: of no gradient, a misleading one, random answers, an attack without gradients ahead of one
-  with them, and so on.
-That APGD breaks one of the nearest is no reason: another random start does that on any model.
+Unless gradients are masked, a cascade of cheap gradient attacks is as strong as AutoAttack. The cascade is therefore
+always audited: AutoAttack is run on a sample of the examples that survive it, in each class half of them the nearest to
+the decision boundary and half drawn at random. AutoAttack is run on all survivors, the fallback, if
+
+* it breaks an example of the random half,
+* FAB-T or Square breaks an example of the sample that APGD did not, or
+* a trust check warns, for example of a gradient that is zero or misleading.
+
+If APGD breaks one of the nearest examples, that is no reason: another random start does so on any model.
 """
 
 # N examples, K classes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import torch
 from scipy.special import betaincinv
 
-from classwise.attacks import APGD
 from classwise.core.streams import ExampleNoise
 from classwise.core.types import MeasuredAttack, Whom
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.reporting.effort import AuditInfo
 from classwise.storage.files import digest
-from classwise.storage.verdicts import Floats, Verdicts
+from classwise.storage.verdicts import NATURAL, Floats, Verdicts
 
 NEAREST = 0.025
-"""The share of what is left, by margin, that counts as near misses."""
+"""Fraction of the survivors that count as near misses."""
 NEAREST_OF_CLASS = 5
-"""At least so many of each class, for the worst class may be a small one."""
-AUDITED, MOST_AUDITED = 0.02, 100
-"""The share of what is left that an audit looks at, and the most; but of each class one near and one at random."""
-
-Warnings = Callable[[], list[str]]
-"""Asks the probes for sanity, if it comes to that."""
+"""Minimum number of near misses of each class, for the worst class may be a small one."""
+AUDITED, MAX_AUDITED = 0.02, 100
+"""Fraction of the survivors that are audited, and the maximum number. Each class has at least one of each half."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cascade:
-    """The decisions about one attack that has stages, made as its verdicts come in."""
+    """The stages of an attack and the verdicts that they have filled so far."""
 
-    def __init__(
-        self, stages: Mapping[str, MeasuredAttack], whoms: Mapping[str, Whom], verdicts: Verdicts, seed: int
-    ) -> None:
-        self.stages, self.whoms, self.verdicts, self.seed = stages, whoms, verdicts, seed
-        self.first = [name for name, whom in whoms.items() if whom in ("survivors", "nearest")]
-        self.audits = [name for name, whom in whoms.items() if whom == "sample"]
+    stages: Mapping[str, MeasuredAttack]
+    """In order, by the names of their columns."""
+    selects: Mapping[str, Whom]
+    """Which survivors each stage is run on."""
+    verdicts: Verdicts
+    seed: int
 
-    def whom(self, name: str, before: Ints, warnings: Warnings) -> Bools:
-        """Which examples a stage attacks, of those that the stages before left."""
-        left = np.asarray(before == self.verdicts.label)
-        match self.whoms[name]:
+    def select(self, name: str, warnings: Sequence[str]) -> Bools:
+        """Return which examples a stage is run on (N,). ``warnings`` are the codes of the trust checks' warnings."""
+        names = list(self.selects)
+        earlier = names[: names.index(name)]
+        survived = self.verdicts.survived(earlier[-1] if earlier else NATURAL)
+        match self.selects[name]:
             case "survivors":
-                return left
+                return survived
             case "nearest":
-                return nearest(left, self.verdicts.label, self.margins())
+                return nearest(survived, self.verdicts.label, self._margins(earlier))
             case "sample":
-                near, at_random = self.sample
-                return left & (near | at_random)
+                near, at_random = self.sample()
+                return survived & (near | at_random)
             case "doubtful":
-                return left if self.doubts(warnings) else np.zeros_like(left)
+                return survived if self.reasons(warnings) else np.zeros_like(survived)
 
-    def margins(self) -> Floats:
-        """How near to the boundary each example came under any stage that attacked it."""
-        ran = [self.verdicts.margins[name] for name in self.whoms if name in self.verdicts.margins]
-        return np.asarray(np.max([np.where(np.isnan(part), -np.inf, part) for part in ran], axis=0), dtype=np.float32)
-
-    @cached_property
     def sample(self) -> tuple[Bools, Bools]:
-        """What the audit looks at, of what the cascade left."""
-        left, margins = self.verdicts.survived(self.first[-1]), self.margins()
-        return sample(left, self.verdicts.label, margins, self.verdicts.index, self.seed)
+        """Return the examples of the audit: the nearest to the decision boundary, and those drawn at random."""
+        audited = self._audited()
+        survived, margins = self.verdicts.survived(audited[-1]), self._margins(audited)
+        return draw_sample(survived, self.verdicts.label, margins, self.verdicts.index, self.seed)
 
-    def doubts(self, warnings: Warnings) -> list[str]:
-        """Why the stages so far may have missed something: stages of the audit, then codes of the probes' warnings."""
-        broken = ~self.verdicts.survived(self.audits[-1]) & self.sample[1]
+    def reasons(self, warnings: Sequence[str]) -> list[str]:
+        """Return why the fallback is needed: what the audit found, then ``warnings``. Empty if it is not needed."""
+        _, at_random = self.sample()
+        audits = self._audits()
+        broken = ~self.verdicts.survived(audits[-1]) & at_random
         found = [f"random sample: {int(broken.sum())} broken"] if broken.any() else []
-        for before, name in pairwise([self.first[-1], *self.audits]):
+        for before, name in pairwise([self._audited()[-1], *audits]):
             hits = int(self.verdicts.survived(before).sum() - self.verdicts.survived(name).sum())
-            if hits and not isinstance(self.stages[name], APGD):
+            if hits and not self.stages[name].resembles_cascade:
                 found.append(f"{name.rpartition('/')[2]}: {hits} broken")
-        return found + warnings()
+        return [*found, *warnings]
 
-    def audit(self, warnings: Warnings) -> AuditInfo | None:
-        """What the audit saw and what followed; None for an attack without one."""
-        if not self.audits:
+    def audit(self, warnings: Sequence[str]) -> AuditInfo | None:
+        """Return what the audit found; None for an attack without one."""
+        audits = self._audits()
+        if not audits:
             return None
-        near, at_random = self.sample
-        broken = ~self.verdicts.survived(self.audits[-1])
+        near, at_random = self.sample()
+        broken = ~self.verdicts.survived(audits[-1])
         return AuditInfo(
-            left=int(self.verdicts.survived(self.first[-1]).sum()),
+            left=int(self.verdicts.survived(self._audited()[-1]).sum()),
             nearest=int(near.sum()),
             random=int(at_random.sum()),
             broke=int((broken & near).sum()),
             broke_random=int((broken & at_random).sum()),
             at_most=at_most(int((broken & at_random).sum()), int(at_random.sum())),
-            doubts=self.doubts(warnings),
+            doubts=self.reasons(warnings),
         )
 
+    def _audits(self) -> list[str]:
+        """The stages of the audit."""
+        return [name for name, selects in self.selects.items() if selects == "sample"]
 
-def nearest(left: Bools, labels: Ints, margins: Floats) -> Bools:
-    """Of what is left, the examples whose margins came nearest to the boundary, and some of every class."""
-    chosen = np.zeros(len(left), dtype=bool)
-    chosen[_highest(left, margins, round(NEAREST * int(left.sum())))] = True
-    for label in np.unique(labels[left]):
-        chosen[_highest(left & (labels == label), margins, NEAREST_OF_CLASS)] = True
+    def _audited(self) -> list[str]:
+        """The stages that the audit checks."""
+        return [name for name, selects in self.selects.items() if selects in ("survivors", "nearest")]
+
+    def _margins(self, names: Sequence[str]) -> Floats:
+        """The largest margin (N,) that any of these stages reached; -inf where none was run."""
+        reached = [self.verdicts.margins[name] for name in names]
+        return np.asarray(np.max([np.where(np.isnan(one), -np.inf, one) for one in reached], axis=0), dtype=np.float32)
+
+
+def nearest(survived: Bools, labels: Ints, margins: Floats) -> Bools:
+    """Return the survivors nearest to the decision boundary (N,), at least some of every class."""
+    chosen = np.zeros(len(survived), dtype=bool)
+    chosen[_highest(survived, margins, round(NEAREST * int(survived.sum())))] = True
+    for label in np.unique(labels[survived]):
+        chosen[_highest(survived & (labels == label), margins, NEAREST_OF_CLASS)] = True
     return chosen
 
 
-def sample(left: Bools, labels: Ints, margins: Floats, index: Ints, seed: int) -> tuple[Bools, Bools]:
-    """The examples of an audit: of each class those nearest to the boundary, and as many others at random."""
-    near, at_random = np.zeros(len(left), dtype=bool), np.zeros(len(left), dtype=bool)
-    present = np.unique(labels[left])
-    wanted = min(round(AUDITED * int(left.sum())), MOST_AUDITED)
+def draw_sample(survived: Bools, labels: Ints, margins: Floats, index: Ints, seed: int) -> tuple[Bools, Bools]:
+    """Return the survivors to audit: of each class those nearest to the boundary, and as many others at random."""
+    near, at_random = np.zeros(len(survived), dtype=bool), np.zeros(len(survived), dtype=bool)
+    present = np.unique(labels[survived])
+    wanted = min(round(AUDITED * int(survived.sum())), MAX_AUDITED)
     each = max(wanted // (2 * max(len(present), 1)), 1)
     noise = ExampleNoise(int(digest("audit", str(seed))[:15], 16), torch.from_numpy(index))
     draws = noise.uniform(torch.empty(len(index), 1)).squeeze(1).numpy()
     for label in present:
-        near[_highest(left & (labels == label), margins, each)] = True
-        at_random[_highest(left & ~near & (labels == label), draws, each)] = True
+        near[_highest(survived & (labels == label), margins, each)] = True
+        at_random[_highest(survived & ~near & (labels == label), draws, each)] = True
     return near, at_random
 
 
 def at_most(broken: int, n: int, level: float = 0.95) -> float | None:
-    """The largest share that so few hits in n random draws allow (Clopper-Pearson, one-sided), in percent.
+    """Return the one-sided Clopper-Pearson upper bound, in percent, for ``broken`` of ``n`` random draws.
 
     >>> round(at_most(0, 50), 2)
     5.82
@@ -137,6 +148,6 @@ def at_most(broken: int, n: int, level: float = 0.95) -> float | None:
 
 
 def _highest(among: Bools, values: np.ndarray, count: int) -> Ints:
-    """The rows of the largest values, the first of equals first."""
+    """The rows of the highest values, the first of equals first."""
     rows = np.flatnonzero(among)
     return rows[np.argsort(-values[rows], kind="stable")[:count]]

@@ -11,8 +11,9 @@ to lie in the ball; each verified input bounds the margins over all classes, not
 from __future__ import annotations
 
 import logging
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
 from classwise.data import ImageSet, ordered
-from classwise.evaluation.batching import in_batches
-from classwise.evaluation.evaluate import PROBE, PROBE_BATCH, count_classes, fitting_batch
+from classwise.evaluation.batching import BatchLoop
 from classwise.evaluation.fast import at_most
-from classwise.evaluation.work import SAVE_SECONDS, answers
+from classwise.evaluation.inputs import SAMPLE, SAMPLE_BATCH, count_classes, default_batch_size
+from classwise.evaluation.judge import compute_logits, judge
 from classwise.metrics.counts import Ints
 from classwise.models.weights import digest_model
 from classwise.storage.files import digest, digest_json
@@ -43,32 +44,32 @@ _LOG = logging.getLogger(__name__)
 
 MOST_TARGETS = 19
 """Wrong classes attacked by default; of more classes than that, the likeliest."""
-ANSWERED = 4
+FINGERPRINTED = 4
 """Images whose logits are part of a table's fingerprint."""
 AUDITED = 64
 """Robust images on which all classes are attacked, where the search attacks fewer."""
-PROBABLE = 1e-3
+PROBABILITY_TOLERANCE = 1e-3
 """Outputs whose rows sum to one within this, all between 0 and 1, are probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarginSettings:
-    """Effort of the search."""
+    """Settings of the search."""
 
     steps: int = 15
-    """Steps towards every target."""
+    """Steps of the first attack on every target class."""
     more_steps: int = 40
-    """Steps of every further search, towards the nearest targets."""
+    """Steps of every further attack on the nearest target classes."""
     nearest: int = 3
-    """How many targets each further search covers."""
+    """Number of target classes with the smallest margins that are attacked further."""
     searches: int = 2
-    """How many further searches there are; each starts elsewhere and chooses the nearest targets anew."""
+    """Number of further searches. Each has another random start and selects the nearest classes again."""
     targets: int | None = None
-    """Wrong classes to attack, the likeliest first. Default: all, at most 19."""
+    """Number of wrong classes to attack, the likeliest first. Default: all, at most 19."""
     seed: int = 0
 
     def chosen(self, num_classes: int) -> int:
-        """The number of targets for this many classes."""
+        """Return the number of target classes."""
         if self.targets is not None and not 1 <= self.targets <= num_classes - 1:
             raise InputError(f"targets must be between 1 and {num_classes - 1}, got {self.targets}")
         return self.targets or min(MOST_TARGETS, num_classes - 1)
@@ -98,7 +99,7 @@ def find_margins(
     if not has_gradients(model):
         raise InputError("the margin search needs gradients, and the model has none")
     targets = settings.chosen(num_classes)
-    what = {
+    identity = {
         "schema": SCHEMA,
         "data": f"{images.name}/{images.split}",
         "digest": images.digest(),
@@ -110,69 +111,79 @@ def find_margins(
         "nearest": min(settings.nearest, targets),
         "seed": settings.seed,
         "engine": engine,
-        "model": digest_json([digest_model(model), _answers_of(model, images, index)]),
+        "model": digest_json([digest_model(model), _rounded_logits(model, images, index)]),
         "versions": {name: versions()[name] for name in ("classwise", "torch")},
     }
-    fingerprint = digest_json([what, digest(np.ascontiguousarray(index).data.cast("B"))])
-    margins = Margins.pending(index, images.labels[index], num_classes, {**what, "fingerprint": fingerprint})
-    kept = None
-    for place in (file, known):
-        if place is not None and place.is_file():
-            saved = Margins.load(place)
-            if saved.info.get("fingerprint") != fingerprint:
-                differing = [key for key in what if saved.info.get(key) != what[key]] or ["images"]
-                _LOG.info("the margins in %s are not used: they differ in %s", place, ", ".join(differing))
-            elif saved.missing.sum() < margins.missing.sum():
-                margins, kept = saved, place
+    fingerprint = digest_json([identity, digest(np.ascontiguousarray(index).data.cast("B"))])
+    margins = Margins.pending(index, images.labels[index], num_classes, {**identity, "fingerprint": fingerprint})
+    margins, loaded_from = _load_matching(margins, [path for path in (file, known) if path is not None])
     audits = targets < num_classes - 1 and len(margins) > 0
     if margins.complete and ("audit" in margins.info or not audits):
-        if file is not None and kept != file:
+        if file is not None and loaded_from != file:
             margins.save(file)
         return margins
-    size = batch_size or fitting_batch(images, device_of(model))
-    _check_logits(model, images, index[:PROBE], min(PROBE_BATCH, size))
-    some = next(ordered(images, index[:size], size, device_of(model)))[0]
-    search = _Search(model, search_model(model, some, engine), images, margins, threat, settings, targets)
-    saved_at = time.monotonic()
+    size = batch_size or default_batch_size(images, device_of(model))
+    _check_logits(model, images, index[:SAMPLE], min(SAMPLE_BATCH, size))
+    searched = search_model(model, next(ordered(images, index[:size], size, device_of(model)))[0], engine)
+    search = _Search(
+        model=model,
+        searched=searched,
+        images=images,
+        margins=margins,
+        threat=threat,
+        settings=settings,
+        targets=targets,
+    )
+    free = partial(release_memory, searched)
 
-    def save(*, now: bool = False) -> None:
-        nonlocal saved_at
-        if file is not None and (now or time.monotonic() - saved_at > SAVE_SECONDS):
+    def save() -> None:
+        if file is not None:
             margins.save(file)
-            saved_at = time.monotonic()
 
     try:
-        task = f"margins of {images.name}/{images.split}"
-        in_batches(task, margins.missing, size, search.fill, save, search.smaller, progress)
+        loop = BatchLoop(size=size, progress=progress, save=save, free=free)
+        loop.run(f"margins of {images.name}/{images.split}", margins.missing, search.fill)
         if audits:
-            margins.info["audit"] = search.audit(size, progress)
+            margins.info["audit"] = search.audit(loop)
     finally:
-        release_memory(search.searched)
-        save(now=True)
-    return margins if file is None else Margins.load(file)  # in half precision, whether computed now or read
+        free()
+        save()
+    return margins if file is None else Margins.load(file)  # in half precision, as if it had been loaded
 
 
+def _load_matching(pending: Margins, paths: Sequence[Path]) -> tuple[Margins, Path | None]:
+    """Return the most complete saved table with the fingerprint of ``pending`` and its path, else ``pending``."""
+    margins, loaded_from = pending, None
+    for path in paths:
+        if path.is_file():
+            saved = Margins.load(path)
+            if saved.info.get("fingerprint") != pending.info["fingerprint"]:
+                keys = [
+                    key for key in pending.info if key != "fingerprint" and saved.info.get(key) != pending.info[key]
+                ]
+                differing = ", ".join(keys[:-1]) or "images"  # without the fingerprint
+                _LOG.info("the margins in %s are not used: they differ in %s", path, differing)
+            elif saved.missing.sum() < margins.missing.sum():
+                margins, loaded_from = saved, path
+    return margins, loaded_from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    """The attacks on one batch after the other; fills the table in place."""
+    """The search for margins. Fills the table in place."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        searched: nn.Module,
-        images: ImageSet,
-        margins: Margins,
-        threat: Threat,
-        settings: MarginSettings,
-        targets: int,
-    ) -> None:
-        self.model, self.searched, self.images, self.margins, self.threat = model, searched, images, margins, threat
-        self.settings, self.targets = settings, targets
-        self.device = device_of(model)
+    model: nn.Module
+    searched: nn.Module
+    images: ImageSet
+    margins: Margins
+    threat: Threat
+    settings: MarginSettings
+    targets: int
 
     def fill(self, batch: Ints) -> None:
         """Compute some rows of the table."""
-        x, y, index = next(ordered(self.images, self.margins.index[batch], len(batch), self.device))
-        natural = answers(self.model, x).float()
+        x, y, index = self._batch(batch)
+        natural = compute_logits(self.model, x).float()
         found = _margins(natural, y)
         likeliest = found.argsort(dim=1, stable=True)[:, : self.targets]
         found = self._lowered(found, x, y, index, likeliest, self.settings.steps)
@@ -181,8 +192,8 @@ class _Search:
             found = self._lowered(found, x, y, index, nearest, self.settings.more_steps, number)
         self.margins.natural[batch], self.margins.attacked[batch] = natural.cpu().numpy(), found.cpu().numpy()
 
-    def audit(self, batch_size: int, progress: Progress) -> dict[str, Any]:
-        """How many robust images of a random sample break when every class is attacked, and the 95% upper bound."""
+    def audit(self, loop: BatchLoop) -> dict[str, Any]:
+        """Attack every class on a random sample of robust images. Return how many break, and the 95% upper bound."""
         margins = self.margins
         robust = np.flatnonzero(margins.attacked.min(axis=1) > 0)
         rows = np.random.default_rng(self.settings.seed).permutation(robust)[:AUDITED]
@@ -192,25 +203,24 @@ class _Search:
 
         def fill(batch: Ints) -> None:
             nonlocal broken
-            x, y, index = next(ordered(self.images, margins.index[batch], len(batch), self.device))
-            natural = answers(self.model, x).float()
+            x, y, index = self._batch(batch)
+            natural = compute_logits(self.model, x).float()
             others = _margins(natural, y).argsort(dim=1, stable=True)[:, self.targets : natural.shape[1] - 1]
-            found = torch.from_numpy(margins.attacked[batch]).to(self.device)
+            found = torch.from_numpy(margins.attacked[batch]).to(x.device)
             found = self._lowered(found, x, y, index, others, self.settings.steps)
             broken += int((found.amin(1) <= 0).sum())
 
         sample = np.isin(np.arange(len(margins)), rows)
-        in_batches("audit of margins", sample, batch_size, fill, lambda: None, self.smaller, progress)
+        loop.run("audit of margins", sample, fill)
         return {"images": len(rows), "broken": broken, "at_most": at_most(broken, len(rows))}
 
-    def smaller(self, _: int) -> None:
-        """Free the memory of graphs before smaller batches."""
-        release_memory(self.searched)
+    def _batch(self, rows: Ints) -> tuple[Tensor, Tensor, Tensor]:
+        return next(ordered(self.images, self.margins.index[rows], len(rows), device_of(self.model)))
 
     def _lowered(
         self, found: Tensor, x: Tensor, y: Tensor, index: Tensor, targets: Tensor, steps: int, attempt: int = 0
     ) -> Tensor:
-        """(B, K) margins after attacks towards each column of targets; later attempts begin with longer steps."""
+        """Return the margins (B, K) after attacks on each column of targets. Later attempts start with longer steps."""
         search = MarginSearch(eps=self.threat.text, norm=self.threat.norm, steps=steps, first_step=max(1.0, attempt))
         stream = int(digest(str(self.settings.seed), repr(search))[:15], 16)
         ball = self.threat.ball(x)
@@ -218,28 +228,27 @@ class _Search:
             noise = ExampleNoise(stream, index).fork([number])
             with blamed_on_the_model("in the search for margins"):
                 x_adv = search(self.searched, x, y, generator=noise, targets=target)
-            inside = ball.contains(x_adv)
-            logits = answers(self.model, torch.where(inside[:, None, None, None], x_adv, x)).float()
-            found = torch.minimum(found, _margins(logits, y))
+            logits, _ = judge(self.model, ball, x_adv)
+            found = torch.minimum(found, _margins(logits.float(), y))
         return found
 
 
-def _answers_of(model: nn.Module, images: ImageSet, index: Ints) -> list[list[float]]:
-    """Rounded logits of a few images: models of equal weights may still differ, as in a temperature."""
-    each = (x for x, _, _ in ordered(images, index[:ANSWERED], 1, device_of(model)))
-    return [answers(model, x)[0].double().cpu().round(decimals=2).tolist() for x in each]
+def _rounded_logits(model: nn.Module, images: ImageSet, index: Ints) -> list[list[float]]:
+    """Return the rounded logits of a few images. Models of equal weights may differ in other settings."""
+    each = (x for x, _, _ in ordered(images, index[:FINGERPRINTED], 1, device_of(model)))
+    return [compute_logits(model, x)[0].double().cpu().round(decimals=2).tolist() for x in each]
 
 
 def _margins(logits: Tensor, y: Tensor) -> Tensor:
-    """(B, K) z_y - z_j, infinite at the label."""
+    """Return the margins z_y - z_j (B, K), infinite at the label."""
     return (logits.gather(1, y[:, None]) - logits).scatter(1, y[:, None], torch.inf)
 
 
 def _check_logits(model: nn.Module, images: ImageSet, index: Ints, batch_size: int) -> None:
-    """Refuse probabilities: adding a bias to them is not adding it to the logits."""
-    outputs = torch.cat([answers(model, x) for x, _, _ in ordered(images, index, batch_size, device_of(model))])
+    """Refuse models that return probabilities, for which adding a bias is not the same as for logits."""
+    outputs = torch.cat([compute_logits(model, x) for x, _, _ in ordered(images, index, batch_size, device_of(model))])
     sums = outputs.sum(1)
-    if bool((outputs >= 0).all()) and bool(((sums - 1).abs() <= PROBABLE).all()):
+    if bool((outputs >= 0).all()) and bool(((sums - 1).abs() <= PROBABILITY_TOLERANCE).all()):
         raise InputError(
             "the model returns probabilities, not logits: margins and class biases need the values before the softmax"
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
 from classwise.core.threat import Threat
 from classwise.data import ImageSet
-from classwise.evaluation.evaluate import Question
+from classwise.evaluation.runner import EvaluationSettings, run_evaluation
+from classwise.metrics.comparison import Bools
 from classwise.models.heads import Biased
 from classwise.models.normalize import Normalized
 from classwise.models.weights import digest_model
 from classwise.repairs.fit import Point
 from classwise.repairs.images import FittingImages
 from classwise.repairs.methods.base import Case, Method, Repaired, settings_text
-from classwise.repairs.verdict import compared, judged
+from classwise.repairs.verdict import TestResult, compare_on_test, natural_logits
 from classwise.reporting import ClassReport
 from classwise.reporting.repair import Accuracies, FittedOn, FrontierPoint, RepairReport
 from classwise.reporting.report import Result, ThreatInfo
@@ -55,10 +57,10 @@ class Original:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestSetup:
-    """Test images and attacks of the test evaluation."""
+    """Test images and settings of the test evaluation."""
 
     images: ImageSet
-    question: Question
+    settings: EvaluationSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ class Repair:
 
     @property
     def biases(self) -> list[float] | None:
-        """What was added to the logits, by class; None for a method that changes more."""
+        """Biases added to the logits, by class; None for a method that changes other weights."""
         return self.report.biases
 
 
@@ -118,30 +120,33 @@ def run_repair(
     if judges is not None:
         began = time.perf_counter()
         first = None if directory is None else RunDirectory(directory.path / "original")
-        common: dict[str, Any] = {"trained_on": original.data_digest, "progress": progress, "command": None}
-        one = judged(
+        started = first is not None and first.read().get("evaluation") is not None
+        evaluate = partial(run_evaluation, trained_on=original.data_digest, progress=progress)
+        before = evaluate(
             original.model,
             judges.images,
-            judges.question,
+            judges.settings,
             model_info=original.info,
             directory=first,
-            repaired=False,
-            resume=resume or (first is not None and first.read().get("evaluation") is not None),
-            **common,
+            beside=None,
+            resume=resume or started,
         )
-        other = judged(
+        after = evaluate(
             repaired.model,
             judges.images,
-            judges.question,
+            judges.settings,
             model_info=_info(original, report, directory),
             directory=directory,
-            repaired=True,
+            beside="repair",
             resume=resume,
-            **common,
+        )
+        logits = partial(natural_logits, images=judges.images, batch_size=judges.settings.batch_size, progress=progress)
+        test = compare_on_test(
+            TestResult(report=before, logits=logits(original.model, report=before)),
+            TestResult(report=after, logits=logits(repaired.model, report=after)),
         )
         seconds = {**report.seconds, "verdict": round(time.perf_counter() - began, 3)}
-        report = report.model_copy(update={"test": compared(one, other), "seconds": seconds})
-        before, after = one.report, other.report
+        report = report.model_copy(update={"test": test, "seconds": seconds})
     if directory is not None:
         report.to_json(directory.repair)
         report.to_html(directory.path / "repair.html")
@@ -199,6 +204,15 @@ def _report(
     if repaired.fit is None or repaired.margins is None:
         return RepairReport(**plain)
     fit, margins = repaired.fit, repaired.margins
+
+    def accuracies(natural: Bools, robust: Bools) -> Accuracies:
+        wrong = np.where(margins.label == 0, 1, 0)  # any other label
+        results = [
+            Result.from_predictions(margins.label, np.where(correct, margins.label, wrong), classes)
+            for correct in (natural, robust)
+        ]
+        return Accuracies(natural=results[0], robust=results[1])
+
     return RepairReport(
         **plain,
         search={
@@ -210,11 +224,8 @@ def _report(
         weight=fit.weight,
         selected=_point(fit.selected),
         frontier=[_point(point) for point in (fit.start, *fit.points)],
-        fitting_before=_accuracies(margins, np.zeros(margins.num_classes), classes),
-        cross_validated=Accuracies(
-            natural=_survival(margins.label, fit.held_out_natural, classes),
-            robust=_survival(margins.label, fit.held_out_robust, classes),
-        ),
+        fitting_before=accuracies(margins.without_attack.min(axis=1) > 0, margins.attacked.min(axis=1) > 0),
+        cross_validated=accuracies(fit.held_out_natural, fit.held_out_robust),
     )
 
 
@@ -228,25 +239,6 @@ def _point(point: Point) -> FrontierPoint:
         fitted_worst=_percent(point.fitted.worst),
         biases=[round(float(bias), 5) for bias in point.biases],
     )
-
-
-def _accuracies(margins: Margins, biases: np.ndarray, classes: list[str]) -> Accuracies:
-    def kept(matrix: np.ndarray) -> np.ndarray:
-        rows = np.arange(len(margins))
-        shifted = matrix - biases
-        shifted[rows, margins.label] = np.inf
-        return np.asarray(shifted.min(axis=1) + biases[margins.label] > 0)
-
-    return Accuracies(
-        natural=_survival(margins.label, kept(margins.without_attack), classes),
-        robust=_survival(margins.label, kept(margins.attacked), classes),
-    )
-
-
-def _survival(label: np.ndarray, kept: np.ndarray, classes: list[str]) -> Result:
-    """A result from correctness alone."""
-    elsewhere = np.where(label == 0, 1, 0)
-    return Result.from_predictions(label, np.where(kept, label, elsewhere), classes)
 
 
 def _percent(share: float) -> float:

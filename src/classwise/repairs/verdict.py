@@ -16,9 +16,9 @@ from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of
 from classwise.core.progress import Progress
 from classwise.data import ImageSet, ordered
-from classwise.evaluation.batching import in_batches
-from classwise.evaluation.evaluate import Question, fitting_batch, run_evaluation
-from classwise.evaluation.work import answers
+from classwise.evaluation.batching import BatchLoop
+from classwise.evaluation.inputs import default_batch_size
+from classwise.evaluation.judge import compute_logits
 from classwise.metrics import confusion_matrix
 from classwise.metrics.calibration import expected_calibration_error
 from classwise.metrics.counts import Ints
@@ -26,7 +26,6 @@ from classwise.reporting import ClassReport, compare
 from classwise.reporting.comparison import Row
 from classwise.reporting.estimates import ClassEstimate, Estimate
 from classwise.reporting.repair import ClassOutcome, OnTest
-from classwise.storage.run_directory import RunDirectory
 from classwise.storage.verdicts import NATURAL, Verdicts
 
 MOST_LISTED = 50
@@ -35,68 +34,44 @@ _ALARMING = ("warning", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """One of the two models: its report, and its natural logits on the same images."""
+class TestResult:
+    """The report of one of the two models, and its natural logits (N, K) on the same images."""
 
     report: ClassReport
     logits: NDArray[np.float32]
 
     @property
     def verdicts(self) -> Verdicts:
-        """The table behind the report."""
-        found = self.report.verdicts
-        assert found is not None
-        return found
+        """The verdicts behind the report."""
+        assert self.report.verdicts is not None
+        return self.report.verdicts
 
 
-def judged(
-    model: nn.Module,
-    images: ImageSet,
-    question: Question,
-    *,
-    model_info: dict[str, Any],
-    trained_on: str | None,
-    directory: RunDirectory | None,
-    repaired: bool,
-    resume: bool,
-    command: str | None,
-    progress: Progress,
-) -> Judged:
-    """Evaluate one model, the repaired one into the directory that holds its repair."""
-    report = run_evaluation(
-        model,
-        images,
-        question,
-        model_info=model_info,
-        trained_on=trained_on,
-        directory=directory,
-        beside="repair" if repaired else None,
-        resume=resume,
-        command=command,
-        progress=progress,
-    )
-    if report.verdicts is None:
-        raise AssertionError("an evaluation keeps its verdicts")
+def natural_logits(
+    model: nn.Module, images: ImageSet, report: ClassReport, batch_size: int | None, progress: Progress
+) -> NDArray[np.float32]:
+    """Return the natural logits (N, K) on the evaluated images."""
+    assert report.verdicts is not None
     index, device = report.verdicts.index, device_of(model)
     logits = np.empty((len(index), len(report.dataset.classes)), dtype=np.float32)
 
     def fill(batch: Ints) -> None:
         x = next(ordered(images, index[batch], len(batch), device))[0]
-        logits[batch] = answers(model, x).float().cpu().numpy()
+        logits[batch] = compute_logits(model, x).float().cpu().numpy()
 
-    size = question.batch_size or fitting_batch(images, device)
-    in_batches("logits", np.ones(len(index), dtype=bool), size, fill, lambda: None, lambda _: None, progress)
-    return Judged(report=report, logits=logits)
+    size = batch_size or default_batch_size(images, device)
+    BatchLoop(size=size, progress=progress).run("logits", np.ones(len(index), dtype=bool), fill)
+    return logits
 
 
-def compared(before: Judged, after: Judged) -> OnTest:
-    """What the repair changed, class by class, with paired tests."""
+def compare_on_test(before: TestResult, after: TestResult) -> OnTest:
+    """Compare the models before and after a repair, class by class, with paired tests."""
     comparison = compare(before.report, after.report, names=["before", "after"])
     key = comparison.strongest
     first, second = comparison[key]
     natural_first, natural_second = comparison[NATURAL]
     if first.worst is None or second.worst is None:
-        raise InputError("there are no test images to judge the repair on")
+        raise InputError("there are no test images: the repair cannot be evaluated")
     changes = {part.label: part for part in second.changes}
     findings = after.report.sanity.findings
     return OnTest(
@@ -171,7 +146,7 @@ def _rows(verdicts: Verdicts, label: int | None) -> NDArray[np.bool_]:
     return np.ones(len(verdicts), dtype=bool) if label is None else np.asarray(verdicts.label == label)
 
 
-def _ece(one: Judged, label: int | None) -> float | None:
+def _ece(one: TestResult, label: int | None) -> float | None:
     """The calibration error on natural images, in percent."""
     rows = _rows(one.verdicts, label)
     if not rows.any():
@@ -183,7 +158,7 @@ def _ece(one: Judged, label: int | None) -> float | None:
     return round(100 * expected_calibration_error(confidence, right), 4)
 
 
-def _corrupted(one: Judged, label: int | None) -> float | None:
+def _corrupted(one: TestResult, label: int | None) -> float | None:
     """The mean accuracy over all corruptions, in percent."""
     rows = _rows(one.verdicts, label)
     columns: Mapping[str, Any] = one.verdicts.corrupted

@@ -21,7 +21,7 @@ from classwise.core.progress import SILENT, Progress
 from classwise.core.threat import Threat
 from classwise.core.types import Attack, Objective, Policy, Task
 from classwise.data import Batches, ImageSet, MixedBatches
-from classwise.evaluation.evaluate import count_classes
+from classwise.evaluation.inputs import count_classes
 from classwise.metrics.counts import Ints
 from classwise.models.load import build_model, load_model, run_directory
 from classwise.models.weights import load_weights

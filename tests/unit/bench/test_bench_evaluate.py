@@ -23,8 +23,8 @@ from classwise.core.errors import InputError
 from classwise.core.progress import SILENT
 from classwise.core.threat import Threat
 from classwise.data import ImageSet
-from classwise.evaluation.suite import read_suite
-from classwise.evaluation.work import predict
+from classwise.evaluation.judge import predict
+from classwise.evaluation.perturbations import read_perturbations
 
 N, CLASSES, SIDE, EPS = 12, 10, 6, 0.02
 CHECKS = {"art": 2}
@@ -59,8 +59,8 @@ def images_for(model: nn.Module, n: int = N) -> ImageSet:
 
 def run(model: nn.Module, spec: str, **settings: Any) -> EvaluationBench:
     settings = {"eps": EPS, "rounds": 1, "peers": True, "batch_size": 5} | settings
-    suite = read_suite([spec], settings.pop("eps"))
-    return bench_evaluation(model, images_for(model), suite, name="net", **settings)
+    perturbations = read_perturbations([spec], settings.pop("eps"))
+    return bench_evaluation(model, images_for(model), perturbations, name="net", **settings)
 
 
 @pytest.mark.parametrize("make", [network, Wordy], ids=["Sequential", "answers in a dictionary"])
@@ -270,8 +270,8 @@ def test_the_model_is_given_back_without_gradients_or_changed_statistics() -> No
 
 def test_images_are_taken_evenly() -> None:
     model = network()
-    suite = read_suite(["fgsm"], EPS)
-    few = partial(bench_evaluation, model, images_for(model, 40), suite, name="net", rounds=1)
+    perturbations = read_perturbations(["fgsm"], EPS)
+    few = partial(bench_evaluation, model, images_for(model, 40), perturbations, name="net", rounds=1)
     assert few(count=4).images == 4
     assert few(count=1000).images == 40
     assert few(count=4).natural.value == 75.0  # the last two of forty are wrong, and the last of four is one of them
@@ -292,9 +292,9 @@ def test_bad_settings(settings: dict[str, int], message: str) -> None:
 
 def test_corruptions_are_no_attacks() -> None:
     model = network()
-    suite = read_suite(["corruptions"], EPS)
+    perturbations = read_perturbations(["corruptions"], EPS)
     with pytest.raises(InputError, match="a bench measures attacks"):
-        bench_evaluation(model, images_for(model), suite, name="net")
+        bench_evaluation(model, images_for(model), perturbations, name="net")
 
 
 def test_random_starts_are_the_same_in_every_round() -> None:

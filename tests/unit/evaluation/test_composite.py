@@ -112,7 +112,7 @@ def test_an_attack_named_twice_is_refused(model: nn.Module) -> None:
 def test_interrupted_anywhere_it_resumes_to_the_same_table(
     model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, stop_after: Callable[[int], Progress]
 ) -> None:
-    monkeypatch.setattr("classwise.evaluation.work.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("classwise.evaluation.batching.SAVE_SECONDS", 0.0)
     settings = {
         "attacks": [Ladder(), "temperature-pgd:inv_t=2+5,steps=2", "corruptions:kind=brightness,severity=1+5"],
         "eps": EPS,

@@ -22,8 +22,10 @@ from classwise.attacks import AutoAttack, Fast
 from classwise.core.errors import InputError
 from classwise.core.progress import Progress
 from classwise.data import load_data
-from classwise.evaluation import evaluate, work
-from classwise.evaluation.fast import NEAREST_OF_CLASS, Cascade, at_most, nearest, sample
+from classwise.evaluation import judge, runner
+from classwise.evaluation.batching import BatchLoop
+from classwise.evaluation.fast import NEAREST_OF_CLASS, Cascade, at_most, draw_sample, nearest
+from classwise.evaluation.stages import Run
 from classwise.models import resnet18
 from classwise.models.load import load_model
 from classwise.storage.verdicts import NATURAL
@@ -196,13 +198,13 @@ def test_a_lying_twin_invents_no_break(run: Path, monkeypatch: pytest.MonkeyPatc
     seen = []
 
     def recorded(one: nn.Module, x: Tensor) -> Tensor:
-        logits = answers(one, x)
+        logits = compute_logits(one, x)
         seen.append((x, logits))
         return logits
 
-    answers = work.answers
-    monkeypatch.setattr(work, "answers", recorded)
-    monkeypatch.setattr(evaluate, "search_model", lambda *_: Liar())
+    compute_logits = judge.compute_logits
+    monkeypatch.setattr(judge, "compute_logits", recorded)
+    monkeypatch.setattr(runner, "search_model", lambda *_: Liar())
     report = cw.evaluate(model, "digits", attacks=["pgd:steps=3"], eps=EPS, per_class=6)
     verdicts = report.verdicts
     assert verdicts is not None
@@ -242,20 +244,20 @@ def test_a_sample_is_balanced_and_drawn_by_the_seed() -> None:
     left = np.ones(6000, dtype=bool)
     left[labels == 2] = False
     left[np.flatnonzero(labels == 5)[3:]] = False  # three are left of this class
-    near, at_random = sample(left, labels, margins, np.arange(6000), seed=0)
+    near, at_random = draw_sample(left, labels, margins, np.arange(6000), seed=0)
     assert not (near & at_random).any()
     assert not ((near | at_random) & ~left).any()
     counts = np.bincount(labels[near], minlength=10), np.bincount(labels[at_random], minlength=10)
     assert counts[0].tolist() == [5, 5, 0, 5, 5, 3, 5, 5, 5, 5]
     assert counts[1].tolist() == [5, 5, 0, 5, 5, 0, 5, 5, 5, 5]
     assert set(np.flatnonzero(near & (labels == 0))) == set(range(595, 600))
-    again = sample(left, labels, margins, np.arange(6000), seed=0)
-    other = sample(left, labels, margins, np.arange(6000), seed=1)
+    again = draw_sample(left, labels, margins, np.arange(6000), seed=0)
+    other = draw_sample(left, labels, margins, np.arange(6000), seed=1)
     assert np.array_equal(at_random, again[1])
     assert not np.array_equal(at_random, other[1])
     assert np.array_equal(near, other[0])
     few = left & (np.arange(6000) % 20 == 0)
-    near, at_random = sample(few, labels, margins, np.arange(6000), seed=0)
+    near, at_random = draw_sample(few, labels, margins, np.arange(6000), seed=0)
     assert np.bincount(labels[near], minlength=10).tolist() == [1, 1, 0, 1, 1, 1, 1, 1, 1, 1]
     assert at_random.sum() == 8
 
@@ -299,7 +301,7 @@ def test_batches_shrink_to_what_memory_holds(run: Path) -> None:
         Small()(torch.rand(20, 1, 8, 8))
     report = cw.evaluate(Small(), "digits", batch_size=40, **settings)
     told = [finding.text for finding in report.sanity.findings if finding.code == "out-of-memory"]
-    assert told == ["Memory did not hold the batches asked for: the evaluation went on in batches of 8."]
+    assert told == ["Out of memory: the evaluation continued with batches of 8."]
     plain = cw.evaluate(inner, "digits", batch_size=100, **settings)
     assert report.verdicts is not None
     assert plain.verdicts is not None
@@ -344,7 +346,7 @@ def test_an_evaluation_leaves_nothing_behind(run: Path) -> None:
     gc.disable()
     try:
         cw.evaluate(model, "digits", attacks=[f"fast:{SHORT}"], eps=EPS, per_class=3)
-        left = [thing for thing in gc.get_objects() if type(thing) in (OptimizedCopy, work.Work, Cascade)]
+        left = [thing for thing in gc.get_objects() if type(thing) in (OptimizedCopy, Run, BatchLoop, Cascade)]
     finally:
         gc.enable()
     assert not left
@@ -405,5 +407,5 @@ def test_a_goal_out_of_reach_uses_every_example_of_the_contenders(run: Path) -> 
 
 @pytest.mark.parametrize("points", [0, -1, 50])
 def test_an_impossible_goal_is_one_line(run: Path, points: float) -> None:
-    with pytest.raises(InputError, match="until_worst_ci is in percentage points"):
+    with pytest.raises(InputError, match="until_worst_ci must be between 0 and 50 percentage points"):
         cw.evaluate(run, "digits", attacks=["pgd"], eps=EPS, until_worst_ci=points)

@@ -68,6 +68,8 @@ class ForeignAttack:
 
     black_box: ClassVar[bool] = False
     """Unknown; a claim is made of our own attacks only."""
+    uses_optimized_copy: ClassVar[bool] = False
+    resembles_cascade: ClassVar[bool] = False
 
     attack: Any
     library: Library

@@ -51,7 +51,7 @@ from classwise.core.model_calls import both, device_of, dtype_of, frozen, logits
 from classwise.core.streams import ExampleNoise
 from classwise.core.types import ClassControls, ClassStats, LossTerms, Objective, Policy, Task
 from classwise.data import ordered
-from classwise.evaluation.evaluate import count_classes
+from classwise.evaluation.inputs import count_classes
 from classwise.metrics.counts import Ints
 from classwise.models.weights import load_weights
 from classwise.objectives import Madry

@@ -25,7 +25,7 @@ from classwise.attacks.problem import Problem
 from classwise.core.errors import InputError
 from classwise.core.progress import Progress
 from classwise.data import load_data, to_float
-from classwise.evaluation.work import JUDGED, answers
+from classwise.evaluation.judge import MAX_IMAGES, compute_logits
 from classwise.storage.verdicts import Verdicts
 
 EPS = 0.1
@@ -43,9 +43,9 @@ def test_a_model_judges_a_large_batch_in_pieces() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).double()
     sizes: list[int] = []
     model.register_forward_hook(lambda _, inputs, __: sizes.append(len(inputs[0])))
-    x = torch.rand(2 * JUDGED + 7, 3, 2, 2)
-    found = answers(model, x)
-    assert sizes == [JUDGED, JUDGED, 7]
+    x = torch.rand(2 * MAX_IMAGES + 7, 3, 2, 2)
+    found = compute_logits(model, x)
+    assert sizes == [MAX_IMAGES, MAX_IMAGES, 7]
     assert torch.allclose(found, model(x.double()), rtol=1e-12)
 
 
@@ -168,13 +168,13 @@ def test_a_break_outside_the_ball_never_counts(model: nn.Module) -> None:
     report = cw.evaluate(model, "digits", attacks=[Outside()], eps=EPS)  # type: ignore[list-item]
     assert report["Outside"].overall == report["natural"].overall
     assert report.attacks["Outside"].rejected == report.attacks["Outside"].attacked > 600
-    assert any("outside the allowed ball" in finding.text for finding in report.sanity.findings)
+    assert any("outside the ball" in finding.text for finding in report.sanity.findings)
 
 
 def test_interrupted_evaluation_resumes_to_the_same_verdicts(
     model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: Callable[[int], Progress]
 ) -> None:
-    monkeypatch.setattr("classwise.evaluation.work.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("classwise.evaluation.batching.SAVE_SECONDS", 0.0)
     settings = {"attacks": ["pgd:steps=2", "pgd:steps=3"], "eps": EPS, "batch_size": 50}
     whole = cw.evaluate(model, "digits", **settings)
     assert list(whole.results) == ["natural", "pgd:steps=2", "pgd:steps=3", "worst-case"]
@@ -318,7 +318,7 @@ def test_evaluating_on_the_training_images_is_called_out(run: Path) -> None:
     settings = {"attacks": ["fgsm"], "eps": EPS, "per_class": 2}
     found = cw.evaluate(str(run), "digits", split="train", **settings).sanity.findings
     assert [finding.severity for finding in found] == ["error"]
-    assert "trained on these very images" in found[0].text
+    assert "trained on these images" in found[0].text
     assert not cw.evaluate(str(run), "digits", **settings).sanity.findings
 
 
@@ -334,13 +334,13 @@ def test_interruption_saves_what_is_decided(
 
 
 def test_a_given_batch_size_is_checked_and_none_fits_the_images(model: nn.Module) -> None:
-    from classwise.evaluation.evaluate import fitting_batch
+    from classwise.evaluation.inputs import default_batch_size
 
     small = load_data("digits", split="test")
-    assert fitting_batch(small, torch.device("cpu")) == 2000
+    assert default_batch_size(small, torch.device("cpu")) == 2000
     large = load_data((np.zeros((1, 3, 32, 32), dtype=np.uint8), np.zeros(1, dtype=np.int64)))
-    assert fitting_batch(large, torch.device("cpu")) == 97
-    assert fitting_batch(large, torch.device("cuda")) == 1497
+    assert default_batch_size(large, torch.device("cpu")) == 97
+    assert default_batch_size(large, torch.device("cuda")) == 1497
 
 
 def test_verdicts_are_reached_in_plain_float32(model: nn.Module) -> None:
@@ -359,7 +359,7 @@ def test_verdicts_are_reached_in_plain_float32(model: nn.Module) -> None:
     with torch.autocast("cpu", torch.float16, enabled=True):
         report = cw.evaluate(Watched(), "digits", attacks=["fgsm"], eps=EPS, per_class=2, engine="eager")
         assert torch.is_autocast_enabled("cpu")
-    _, _, _, natural, attack, verdict, *_ = seen  # after three looks at what the model is, and before the probes
+    _, _, _, natural, *_, attack, verdict = seen  # three checks of the model, then probes, and nothing is left to show
     assert natural == verdict == (False, False)
     assert attack[1]
     assert np.array_equal(
@@ -429,7 +429,7 @@ def test_an_attack_that_fails_is_no_evidence(model: nn.Module) -> None:
 
     report = cw.evaluate(Masked(), "digits", attacks=["pgd:steps=2"], eps=EPS)
     assert {finding.severity for finding in report.sanity.findings} == {"warning"}
-    assert report.sanity.findings[0].text.startswith("At 40 of 40 clean images the gradient is zero or not finite")
+    assert report.sanity.findings[0].text.startswith("At 40 of 40 natural images the gradient is zero or not finite")
     assert not cw.evaluate(model, "digits", attacks=["pgd:steps=2"], eps=EPS).sanity.findings
 
     class Rounded(Masked):

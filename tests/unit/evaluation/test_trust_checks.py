@@ -21,8 +21,8 @@ import classwise as cw
 from classwise.core.model_calls import dtype_of
 from classwise.core.threat import Threat
 from classwise.data import load_data, ordered, to_float
-from classwise.evaluation.probes import LARGEST_SAMPLE, SAMPLE, SHOWN, STEPS, choose, examine
-from classwise.evaluation.sanity import LEVEL, inspect
+from classwise.evaluation.trust.findings import LEVEL, derive_findings
+from classwise.evaluation.trust.probes import LARGEST_SAMPLE, SAMPLE, SHOWN, STEPS, choose, examine
 from classwise.models.load import load_model
 from classwise.models.normalize import NORMALIZATIONS
 from classwise.reporting.sanity import Finding, Probes, Sanity
@@ -59,7 +59,7 @@ def probe(model: nn.Module, eps: str = "0.2", norm: str = "Linf", **options: obj
 def findings(probes: Probes, eps: str = "0.2") -> dict[str, Finding]:
     label = np.arange(10)
     survivors = Verdicts(index=label, label=label, natural=label, attacks={"pgd": label})
-    found = inspect(survivors, Threat.parse(eps), rejected={}, classes=DIGITS, probes=probes).findings
+    found = derive_findings(survivors, Threat.parse(eps), rejected={}, classes=DIGITS, probes=probes).findings
     assert len({finding.code for finding in found}) == len(found)
     return {finding.code: finding for finding in found}
 
@@ -208,7 +208,7 @@ def test_masked_classes_are_the_ones_named(models: dict[str, nn.Module], how: st
     found = findings(probe(Masked(models["standard"])))
     code = {"no gradient": "zero-gradient", "shattered": "misleading-gradient"}[how]
     assert found[code].severity == "warning"
-    assert "8 of 40 clean images (digit 3 4 of 4 and digit 5 4 of 4)" in found[code].text
+    assert "8 of 40 natural images (digit 3: 4 of 4, digit 5: 4 of 4)" in found[code].text
     assert {tuple(finding.labels) for finding in found.values()} == {(3, 5)}
 
 
@@ -252,13 +252,13 @@ def test_a_normalisation_too_few_or_too_many_is_named(undone: bool) -> None:
     sample = {"index": torch.arange(60)[right], "threat": Threat.parse("8/255"), "queries": 0}
     probes = examine(Reader(), x[right], y[right], natural=(x, y), **sample)
     assert probes.normalization is not None
-    assert (probes.normalization.best, probes.normalization.undone) == ("the normalisation of cifar10", undone)
+    assert (probes.normalization.best, probes.normalization.undone) == ("the normalization of cifar10", undone)
     assert probes.normalization.best_correct == probes.normalization.n == 60
     assert probes.black_box is None
-    code, begin = ("double-normalization", "With") if undone else ("missing-normalization", "In")
-    what = f"the normalisation of cifar10{' undone' if undone else ''}"
-    gets = f"the model gets 60 instead of {int(right.sum())} of 60 images right (p < 0.001)"
-    assert findings(probes)[code].text.startswith(f"{begin} {what} {gets}")
+    code = "double-normalization" if undone else "missing-normalization"
+    what = f"the normalization of cifar10{' undone' if undone else ''}"
+    better = f"the model classifies 60 instead of {int(right.sum())} of 60 images correctly (p < 0.001)"
+    assert findings(probes)[code].text.startswith(f"With {what} {better}")
 
 
 # The measurements against what is known
@@ -398,7 +398,7 @@ def test_single_images_without_a_gradient_are_told_and_no_more() -> None:
     first = clean.by_class[0].model_copy(update={"zero_gradient": 1})
     found = findings(clean.model_copy(update={"by_class": [first, *clean.by_class[1:]]}))["zero-gradient"]
     assert (found.severity, found.labels) == ("info", [0])
-    assert "1 of 100 clean images (digit 0 1 of 10)" in found.text
+    assert "1 of 100 natural images (digit 0: 1 of 10)" in found.text
 
 
 def table(**survivors: list[int]) -> Verdicts:
@@ -426,14 +426,15 @@ def table(**survivors: list[int]) -> Verdicts:
 def test_black_boxes_ahead_of_gradients_are_told(pgd: list[int], square: list[int], labels: list[int] | None) -> None:
     verdicts = table(pgd=pgd, square=square)
     options = {"rejected": {}, "classes": ["ant", "bee", "cat", "dog", "elk"]}
-    found = inspect(verdicts, Threat.parse("8/255"), searched={"pgd": False, "square": True}, **options).findings
+    threat = Threat.parse("8/255")
+    found = derive_findings(verdicts, threat, black_box={"pgd": False, "square": True}, **options).findings
     expected = [] if labels is None else [("black-box-wins", labels)]
     assert [(finding.code, finding.labels) for finding in found] == expected
     if labels:
-        told = "Without gradients, square broke 40 of 450 images (cat 40 of 90) more than pgd did"
+        told = "Without gradients, square broke 40 of 450 images (cat: 40 of 90) more than pgd did"
         assert found[0].text.startswith(told)
-    for searched in ({"pgd": False, "square": False}, {"square": True}, {}):
-        assert not inspect(verdicts, Threat.parse("8/255"), searched=searched, **options).findings
+    for black_box in ({"pgd": False, "square": False}, {"square": True}, {}):
+        assert not derive_findings(verdicts, threat, black_box=black_box, **options).findings
 
 
 def test_stages_count_like_attacks() -> None:
@@ -442,15 +443,15 @@ def test_stages_count_like_attacks() -> None:
     first, second = ([85] * 5, [20] * 5)
     stages = {"suite/apgd": table(one=first).attacks["one"], "suite/square": table(one=second).attacks["one"]}
     verdicts = replace(verdicts, stages=stages)
-    searched = {"suite/apgd": False, "suite/square": True}
-    found = inspect(verdicts, Threat.parse("8/255"), searched=searched, rejected={}).findings
+    black_box = {"suite/apgd": False, "suite/square": True}
+    found = derive_findings(verdicts, Threat.parse("8/255"), black_box=black_box, rejected={}).findings
     assert [finding.code for finding in found] == ["black-box-wins"]
     assert "suite/square broke 325 of 450 images more than suite/apgd did" in found[0].text
 
 
 def test_what_the_verdicts_tell() -> None:
     verdicts = table(pgd=[0] * 5)
-    sanity = inspect(verdicts, Threat.parse("0.031"), rejected={"pgd": 7, "cw": 0}, trained_on_these=True)
+    sanity = derive_findings(verdicts, Threat.parse("0.031"), rejected={"pgd": 7, "cw": 0}, trained_on_images=True)
     assert [(finding.severity, finding.code) for finding in sanity.findings] == [
         ("error", "trained-on-these"),
         ("warning", "rejected"),
@@ -496,7 +497,7 @@ def test_bare_cosines_are_told(models: dict[str, nn.Module]) -> None:
     assert 0.1 < probes.output.surest <= 1 / (1 + 9 * math.exp(-math.sqrt(10 / 9)))
     finding = findings(probes)["unsure"]
     assert finding.severity == "info"
-    assert f"surer of a class than {100 * probes.output.surest:.0f}%" in finding.text
+    assert f"Maximum confidence is at most {100 * probes.output.surest:.0f}%" in finding.text
     honest = probe(models["madry"])
     assert honest.output.surest is not None
     assert honest.output.surest > 0.8

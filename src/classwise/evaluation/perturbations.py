@@ -19,7 +19,7 @@ AnyAttack = BallAttack | ForeignAttack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suite:
+class Perturbations:
     """Attacks and corruptions under the keys of the report."""
 
     attacks: Mapping[str, tuple[str, AnyAttack]]
@@ -28,9 +28,9 @@ class Suite:
     threat: Threat
 
 
-def read_suite(
+def read_perturbations(
     given: Any, eps: float | str | None = None, norm: str | None = None, *, exhaustive: bool = False
-) -> Suite:
+) -> Perturbations:
     """Read what was asked for: a spec, an attack object of ours or of another library, a function, or several.
 
     The threat is what is given here, else what the attacks bring, else Linf 8/255. ``exhaustive`` is for ``fast``.
@@ -51,7 +51,7 @@ def read_suite(
     threat = _common_threat([attack for _, attack in attacks], eps, norm)
     keys = _keys(attacks)
     _refuse_repetition([*keys, *(corruption.key for corruption in corruptions)])
-    return Suite(
+    return Perturbations(
         attacks={key: (spec, attack.within(threat)) for key, (spec, attack) in zip(keys, attacks, strict=True)},
         corruptions={corruption.key: corruption for corruption in corruptions},
         threat=threat,
@@ -70,11 +70,14 @@ def read_attack(given: Any) -> AnyAttack:
 def _common_threat(attacks: Sequence[AnyAttack], eps: float | str | None, norm: str | None) -> Threat:
     """The one threat of an evaluation."""
     chosen = []
-    for what, wanted, default in (("eps", eps, "8/255"), ("norm", norm, "Linf")):
-        brought = sorted({str(own) for attack in attacks if (own := getattr(attack, what)) is not None})
-        if wanted is None and len(brought) > 1:
-            raise InputError(f"the attacks ask for different {what} ({', '.join(brought)}): evaluate them one by one")
-        chosen.append(wanted if wanted is not None else next(iter(brought), default))
+    for setting, wanted, default, values in (
+        ("eps", eps, "8/255", [attack.eps for attack in attacks]),
+        ("norm", norm, "Linf", [attack.norm for attack in attacks]),
+    ):
+        own = sorted({str(value) for value in values if value is not None})
+        if wanted is None and len(own) > 1:
+            raise InputError(f"the attacks have different {setting} ({', '.join(own)}): evaluate them separately")
+        chosen.append(wanted if wanted is not None else next(iter(own), default))
     return Threat.parse(chosen[0], str(chosen[1]))
 
 

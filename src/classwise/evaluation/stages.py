@@ -1,0 +1,197 @@
+"""Run attacks and corruptions on the examples, and judge every result: one column of verdicts after the other.
+
+An attack is run as its parts. Variants are all run on every example, and the strongest counts. Stages are run in turn,
+each on what the stages before it left. Examples that the model misclassifies naturally count as broken and are not
+attacked. Every example has its own random stream, so verdicts depend neither on batches nor on interruptions.
+"""
+
+# B batch, K classes, N examples
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor, nn
+
+from classwise.attacks.losses import margin
+from classwise.core.model_calls import blamed_on_the_model, device_of
+from classwise.core.pass_counter import count_passes
+from classwise.core.streams import ExampleNoise
+from classwise.core.threat import Threat
+from classwise.core.types import Corruption, Effort, MeasuredAttack, Whom
+from classwise.data import ImageSet, ordered
+from classwise.evaluation.batching import BatchLoop
+from classwise.evaluation.fast import Cascade
+from classwise.evaluation.judge import judge, predict
+from classwise.evaluation.record import Record
+from classwise.metrics.comparison import Bools
+from classwise.metrics.counts import Ints
+from classwise.storage.files import digest
+from classwise.storage.verdicts import NATURAL, PENDING, Verdicts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttackParts:
+    """An attack and its parts, by the names of their columns."""
+
+    key: str
+    spec: str
+    attack: MeasuredAttack
+    variants: Mapping[str, MeasuredAttack]
+    """Attacks of a grid, of which the strongest counts; empty for a single attack."""
+    stages: Mapping[str, MeasuredAttack]
+    """Attacks of an ensemble, in order; empty for a single attack."""
+    selects: Mapping[str, Whom]
+    """Which survivors each stage is run on."""
+
+    @classmethod
+    def of(cls, key: str, spec: str, attack: MeasuredAttack, num_classes: int) -> AttackParts:
+        """Split an attack into its parts."""
+        name, stages = key.partition(":")[0], attack.stages(num_classes)
+        return cls(
+            key=key,
+            spec=spec,
+            attack=attack,
+            variants={f"{name}:{variant}": one for variant, one in attack.variants().items()},
+            stages={f"{key}/{stage}": one for stage, one in stages.items()},
+            selects={f"{key}/{stage}": attack.whom(stage) for stage in stages},
+        )
+
+    @property
+    def units(self) -> Mapping[str, MeasuredAttack]:
+        """What is run: the variants, the stages, or the attack itself."""
+        return self.variants or self.stages or {self.key: self.attack}
+
+    @property
+    def has_audit(self) -> bool:
+        """Whether some of its stages audit the others."""
+        return "sample" in self.selects.values()
+
+    def cascade(self, verdicts: Verdicts, seed: int) -> Cascade:
+        """The stages with their verdicts."""
+        return Cascade(stages=self.stages, selects=self.selects, verdicts=verdicts, seed=seed)
+
+    def strongest(self, verdicts: Verdicts) -> str:
+        """The variant with the fewest survivors, the first of equals."""
+        return min(self.variants, key=lambda name: int(verdicts.survived(name).sum()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What the stages of one evaluation have in common."""
+
+    model: nn.Module
+    searched: nn.Module
+    """What attacks search: an optimized copy of the model, or the model itself."""
+    images: ImageSet
+    threat: Threat
+    seed: int
+    record: Record
+    loop: BatchLoop
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """The verdicts so far."""
+        return self.record.verdicts
+
+    def batch(self, rows: Ints) -> tuple[Tensor, Tensor, Tensor]:
+        """The images, labels and indices of some examples, on the device of the model."""
+        return next(ordered(self.images, self.verdicts.index[rows], len(rows), device_of(self.model)))
+
+
+def predict_natural(run: Run, rows: Bools) -> None:
+    """Predict the labels of natural images."""
+    column = run.verdicts.natural
+
+    def fill(batch: Ints) -> None:
+        column[batch] = predict(run.model, run.batch(batch)[0])
+
+    run.loop.run(NATURAL, rows & (column == PENDING), fill)
+    run.record.save()  # from here on an interrupted evaluation can be resumed
+
+
+def run_attack(run: Run, parts: AttackParts, rows: Bools, warnings: Sequence[str]) -> None:
+    """Attack the examples, each part into its own column, and fill the column of the attack.
+
+    ``warnings`` are the codes of the warnings of the trust checks, which may trigger the fallback of ``fast``.
+    """
+    verdicts = run.verdicts
+    column = verdicts.attacks[parts.key]
+    if parts.variants:
+        for name, variant in parts.variants.items():
+            _search(run, name, variant, verdicts.natural, verdicts.attacks[name], rows, selected=rows)
+        column[:] = verdicts.attacks[parts.strongest(verdicts)]
+    elif parts.stages:
+        before = verdicts.natural
+        cascade = parts.cascade(verdicts, run.seed)
+        for name, stage in parts.stages.items():
+            selected = cascade.select(name, warnings)
+            _search(run, name, stage, before, verdicts.stages[name], rows, selected)
+            before = verdicts.stages[name]
+        column[:] = before
+    else:
+        _search(run, parts.key, parts.attack, verdicts.natural, column, rows, selected=rows)
+
+
+def run_corruption(run: Run, key: str, corruption: Corruption, rows: Bools) -> None:
+    """Predict the labels of corrupted images."""
+    column = run.verdicts.corrupted[key]
+    stream = _stream(run.seed, corruption)
+
+    def fill(batch: Ints) -> None:
+        x, _, index = run.batch(batch)
+        column[batch] = predict(run.model, corruption(x, generator=ExampleNoise(stream, index)))
+
+    run.loop.run(key, rows & (column == PENDING), fill)
+
+
+def attack_batch(
+    run: Run, key: str, attack: MeasuredAttack, x: Tensor, y: Tensor, index: Tensor
+) -> tuple[Tensor, Effort]:
+    """Return the attacked images of one batch and the effort. Deterministic for given examples."""
+    searched = run.searched if attack.uses_optimized_copy else run.model
+    noise = ExampleNoise(_stream(run.seed, attack), index)
+    with (
+        blamed_on_the_model(f"under {key}"),
+        count_passes(
+            searched,
+            gradients=False,
+            report=lambda passes: run.loop.progress.advance(0, f"pass {passes.calls} over this batch"),
+        ),
+    ):
+        return attack.run(searched, x, y, generator=noise)
+
+
+def _search(
+    run: Run, key: str, attack: MeasuredAttack, before: Ints, column: Ints, rows: Bools, selected: Bools
+) -> None:
+    """Fill a column: attack the selected survivors of the column before, and copy the other predictions from it."""
+    verdicts, size = run.verdicts, len(column)
+    forwards = verdicts.forwards.setdefault(key, np.zeros(size, dtype=np.int64))
+    backwards = verdicts.backwards.setdefault(key, np.zeros(size, dtype=np.int64))
+    margins = verdicts.margins.setdefault(key, np.full(size, np.nan, dtype=np.float32))
+    attacked = selected & (before == verdicts.label)
+    effort = run.record.effort.setdefault(key, {"rejected": 0, "seconds": 0.0})
+    effort["attacked"] = int(attacked.sum())
+    passed_over = ~attacked & (column == PENDING)
+    column[passed_over] = before[passed_over]
+
+    def fill(batch: Ints) -> None:
+        began = time.perf_counter()
+        x, y, index = run.batch(batch)
+        x_adv, passes = attack_batch(run, key, attack, x, y, index)
+        logits, valid = judge(run.model, run.threat.ball(x), x_adv)
+        column[batch], margins[batch] = logits.argmax(1).cpu(), margin(y)(logits).cpu()
+        forwards[batch], backwards[batch] = passes.forwards.cpu(), passes.backwards.cpu()
+        effort["rejected"] += int((~valid).sum())
+        effort["seconds"] = round(effort["seconds"] + time.perf_counter() - began, 3)
+
+    run.loop.run(key, rows & attacked & (column == PENDING), fill)
+
+
+def _stream(seed: int, perturbation: MeasuredAttack | Corruption) -> int:
+    """The random stream of an attack or corruption, derived from its settings."""
+    return int(digest(str(seed), repr(perturbation))[:15], 16)
