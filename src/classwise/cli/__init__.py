@@ -19,7 +19,7 @@ from classwise.cli import (
     demo,
     evaluate,
     export,
-    list_,
+    listing,
     repair,
     site,
     study,
@@ -27,7 +27,7 @@ from classwise.cli import (
     train,
 )
 from classwise.cli.console import complain, note, say
-from classwise.cli.launch import leave
+from classwise.cli.processes import leave
 
 app = typer.Typer(
     name="classwise",
@@ -50,7 +50,7 @@ app.command("check")(check.check)
 app.command("export")(export.export)
 app.add_typer(bench.bench, name="bench")
 app.add_typer(data.data, name="data")
-app.command("list")(list_.list_)
+app.command("list")(listing.list_)
 
 
 def _version(asked: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from classwise.cli.console import ConsoleProgress, guarded, number, say, say_json
-from classwise.cli.launch import in_processes, leading
+from classwise.cli.processes import in_processes, leading
 from classwise.reporting.text import plain
 
 if TYPE_CHECKING:

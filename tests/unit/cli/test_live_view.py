@@ -21,7 +21,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from classwise.cli import console
-from classwise.cli.live import WEAKEST, EpochLines, LiveView, fitted, sparkline, weakest
+from classwise.cli.live_view import WEAKEST, EpochLines, LiveView, fitted, sparkline, weakest
 from classwise.core.progress import Epoch
 
 CURSOR_HIDDEN, CURSOR_SHOWN = "\x1b[?25l", "\x1b[?25h"
