@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from classwise.cli.processes import leading
 from classwise.cli.live_view import GAP, LiveView, parts
+from classwise.cli.processes import leading
 from classwise.core.errors import Diverged, InputError
 from classwise.core.progress import Epoch, Progress
 from classwise.reporting.estimates import Estimate
