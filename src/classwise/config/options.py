@@ -58,8 +58,8 @@ class Options:
             value, kind = getattr(self, one.name), one.types[0]
             if value is None:
                 continue
-            if get_origin(kind) is Literal and value not in get_args(kind):
-                raise unknown(one.name, str(value), get_args(kind))
+            if one.choices and value not in one.choices:
+                raise unknown(one.name, str(value), one.choices)
             if (kind is int and not isinstance(value, Integral)) or (
                 one.types == (float,) and not isinstance(value, Real)
             ):
@@ -84,6 +84,11 @@ class Option:
     def flags(self) -> tuple[str, ...]:
         """Its names on the command line; none for a positional argument."""
         return (f"--{self.name.replace('_', '-')}",) if self.about.flags is None else self.about.flags
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values it accepts, if they are listed."""
+        return get_args(self.types[0]) if get_origin(self.types[0]) is Literal else ()
 
     @property
     def several(self) -> bool:
@@ -111,7 +116,7 @@ def options_of(kind: type[Options]) -> tuple[Option, ...]:
 
 
 _MODEL = About(
-    "Model: run directory, architecture (with weights), FILE.py:FACTORY, hf:ORG/NAME, timm:NAME, onnx:FILE, ...",
+    "Run directory, architecture name (with weights), FILE.py:FACTORY, hf:ORG/NAME, timm:NAME, onnx:FILE, ...",
     DATA,
     python="Also a torch.nn.Module, which stays on its device; images are NCHW in [0, 1].",
     metavar="MODEL",
@@ -127,14 +132,13 @@ _OBJECTS = (
     "attack(model, x, y)."
 )
 _EPS = About("Radius of the ball, as 0.03 or 8/255.", ATTACK, unset="that of the attack, else 8/255", metavar="EPS")
-_NORM = About("Norm of the ball: Linf or L2.", ATTACK, unset="that of the attack, else Linf", metavar="NORM")
+_NORM = About("Norm of the ball: Linf or L2.", ATTACK, unset="that of the attack, else Linf")
 _WEIGHTS = About("Weights file: .safetensors, or .pt loaded without running code.", DATA, metavar="FILE")
 _SEED = About("Random seed.", RUN, metavar="N")
 _ENGINE = About(
     "auto or compiled: attacks search on an optimized copy of the model; eager: on the model itself. Verdicts are "
     "always those of the model itself.",
     RUN,
-    metavar="NAME",
 )
 _BATCH_SIZE = About(
     "Images per batch; does not change results.", RUN, unset="as many as fit", metavar="N", least=1, recorded=False
@@ -290,7 +294,6 @@ class RepairOptions(Options):
             "average), worst, or tenth (mean of the weakest tenth of the classes).",
             REPAIR,
             unset="rho",
-            metavar="NAME",
         ),
     ] = None
     method: Annotated[
@@ -333,7 +336,9 @@ class RepairOptions(Options):
     test_per_class: Annotated[
         int | None, About("Use the first N test images of each class.", TEST, unset="all", metavar="N", least=1)
     ] = None
-    evaluate: Annotated[bool, About("Evaluate the original and the repaired model on test images.", TEST)] = True
+    evaluate: Annotated[
+        bool, About("Evaluate the original and the repaired model on test images.", TEST, unset="on")
+    ] = True
     weights: Annotated[str | Path | None, _WEIGHTS] = None
     batch_size: Annotated[int | None, _BATCH_SIZE] = None
     seed: Annotated[int, _SEED] = 0

@@ -238,5 +238,5 @@ def test_interrupted_on_a_narrow_terminal(tmp_path: Path, workers: str) -> None:
     assert (code, same) == (130, True)
     live, after = text.split(CURSOR_SHOWN)
     assert max(map(cell_len, frames(live))) <= 40
-    assert next(filter(None, frames(after))).startswith("interrupted: what was finished is kept")
+    assert next(filter(None, frames(after))).startswith("interrupted: finished work is saved")
     assert (tmp_path / "run" / "seed-1" / "checkpoints" / "last.pt").exists()
