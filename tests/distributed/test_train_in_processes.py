@@ -82,7 +82,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, complained = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert complained.strip().splitlines()[-1].startswith("interrupted: what was finished is kept")
+    assert complained.strip().splitlines()[-1].startswith("interrupted: finished work is saved")
     assert "Traceback" not in complained
     assert len(metrics(tmp_path / "cut")) < 3
     assert train(tmp_path, "digits/wat", "cut", *two, "--resume", epochs=3)[0] == 0

@@ -114,7 +114,7 @@ def test_ctrl_c_in_training_loses_nothing(tmp_path: Path) -> None:
     arguments = ["train", "digits/trades", "-o", "epochs=40", "--device", "cpu", "--out", str(tmp_path / "run")]
     ended = interrupted(arguments, tmp_path / "run" / "checkpoints" / "last.pt")
     assert ended.returncode == 130
-    assert ended.stderr.strip().splitlines()[-1].startswith("interrupted: what was finished is kept")
+    assert ended.stderr.strip().splitlines()[-1].startswith("interrupted: finished work is saved")
     assert "Traceback" not in ended.stderr
     assert 1 <= load_state(tmp_path / "run" / "checkpoints" / "last.pt")["epoch"] < 40
 

@@ -1,4 +1,4 @@
-"""``classwise.evaluate``."""
+"""``classwise.evaluate``: accuracy class by class under attack."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from classwise.api.resolve import checked_engine, describe_model, resolve_model, with_substitutes
-from classwise.core.errors import InputError
-from classwise.core.model_calls import device_of
+from classwise.api.resolve import describe_model, make_settings, resolve_model, with_exhaustive_fast
+from classwise.config.options import EvaluateOptions, command_line, documented
 from classwise.core.progress import SILENT, Progress
 from classwise.data import load_data
 from classwise.data.load import validation_images
-from classwise.evaluation.command import command
 from classwise.evaluation.margins import MarginSettings, find_margins
 from classwise.evaluation.perturbations import read_perturbations
-from classwise.evaluation.runner import EvaluationSettings, run_evaluation
+from classwise.evaluation.runner import run_evaluation
 from classwise.reporting import ClassReport
 from classwise.storage.run_directory import RunDirectory, Section
 
 
+@documented(EvaluateOptions)
 def evaluate(
     model: nn.Module | str | Path,
     data: Any,
@@ -49,61 +48,28 @@ def evaluate(
 ) -> ClassReport:
     """Attack a model and report its accuracy class by class.
 
-    ``model`` is any module or a model spec, ``data`` any Dataset, DataLoader, ``(x, y)`` pair or data spec; images
-    are NCHW in [0, 1]. A module is used where it is; a spec is loaded onto ``device`` (a GPU where there is one).
-    ``attacks`` is one or several of: a spec, an attack object of ours, of torchattacks, foolbox, ART or AutoAttack, a
-    function ``attack(model, x, y)``, and ``corruptions``. ``engine`` says how attacks search: on a faster twin of the
-    model where there is one (auto), or on the model itself (eager); verdicts are always the model's own. ``exhaustive``
-    lets the attack ``fast`` run the whole ensemble on all that its cascade left. ``until_worst_ci`` attacks only as
-    many examples of each class as it takes to know the accuracy of the worst class to within so many points. With
-    ``out`` the verdicts and the report are kept there, and an interrupted evaluation can be resumed. ``margins`` also
-    saves there the margin matrix of the images, and that of the validation images of a run directory: what
-    ``classwise repair`` and ``analyze bias-share`` compute from. ``trust`` lets a model that is a program
-    (``torchscript:FILE``) run.
+    Without ``out`` nothing is saved, and an interrupted evaluation cannot be resumed. With ``margins`` the margin
+    matrix of the validation images of a run directory is saved too.
     """
-    if margins and out is None:
-        raise InputError("margins are saved in a directory: give out too")
+    arguments = {**locals()}
+    del arguments["progress"]
+    if exhaustive:
+        arguments["attacks"] = with_exhaustive_fast(attacks)
+    options = EvaluateOptions(**arguments)
     images = load_data(data, split=split, classes=None if classes is None else tuple(classes), progress=progress)
     loaded, run = resolve_model(model, weights, images, device, trust=trust)
-    perturbations = read_perturbations(attacks, eps, norm, exhaustive=exhaustive)
+    perturbations = read_perturbations(options.attacks, eps, norm)
     directory = None if out is None else RunDirectory(Path(out).expanduser())
     report = run_evaluation(
         loaded,
         images,
-        EvaluationSettings(
-            attacks=with_substitutes(perturbations.attacks, images, device_of(loaded)),
-            corruptions=perturbations.corruptions,
-            threat=perturbations.threat,
-            per_class=per_class,
-            batch_size=batch_size,
-            seed=seed,
-            engine=checked_engine(engine),
-            until_worst_ci=until_worst_ci,
-        ),
+        make_settings(loaded, images, perturbations, options, per_class=per_class, until_worst_ci=until_worst_ci),
         model_info=describe_model(model, weights),
         trained_on=None if run is None else RunDirectory(run).made().get("data_digest"),
         directory=directory,
-        beside=_beside(run) if run and directory and run.resolve() == directory.path.resolve() else None,
+        beside=_own_section(run) if run and directory and run.resolve() == directory.path.resolve() else None,
         resume=resume,
-        command=command(
-            model,
-            data,
-            attacks,
-            {
-                "eps": eps,
-                "norm": norm,
-                "weights": weights,
-                "split": split,
-                "per_class": per_class,
-                "seed": seed,
-                "engine": engine,
-                "exhaustive": exhaustive,
-                "until_worst_ci": until_worst_ci,
-                "margins": margins,
-                "out": out,
-                "trust": trust,
-            },
-        ),
+        command=command_line("evaluate", options),
         progress=progress,
     )
     if margins and directory is not None and report.verdicts is not None:
@@ -113,7 +79,7 @@ def evaluate(
             threat=perturbations.threat,
             settings=MarginSettings(seed=seed),
             batch_size=batch_size,
-            engine=checked_engine(engine),
+            engine=options.engine,
             progress=progress,
         )
         find(images, report.verdicts.index, file=directory.margins)
@@ -122,6 +88,6 @@ def evaluate(
     return report
 
 
-def _beside(run: Path) -> Section:
-    """The section of a run directory that its evaluation may lie beside."""
+def _own_section(run: Path) -> Section:
+    """The section of a run directory that describes how its model was made."""
     return "training" if "training" in RunDirectory(run).read() else "repair"

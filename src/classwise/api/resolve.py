@@ -1,22 +1,27 @@
-"""Models, devices and attacks from what a caller passed."""
+"""Models and attacks from the arguments of a caller."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import torch
 from torch import nn
 
-from classwise.attacks import Transfer
+from classwise.attacks import Fast, Transfer
+from classwise.config.options import EvaluateOptions, RepairOptions
 from classwise.config.recipes import repaired_recipe
+from classwise.config.spec import Spec
 from classwise.core.choices import EngineName
 from classwise.core.devices import pick_device
 from classwise.core.errors import InputError, unknown
 from classwise.core.model_calls import device_of
 from classwise.data import ImageSet
-from classwise.evaluation.perturbations import AnyAttack
+from classwise.evaluation.perturbations import Perturbations
+from classwise.evaluation.runner import EvaluationSettings
 from classwise.models.load import load_model, run_directory
 from classwise.storage.run_directory import RunDirectory
 
@@ -29,22 +34,20 @@ def resolve_model(
     *,
     trust: bool = False,
 ) -> tuple[nn.Module, Path | None]:
-    """The model, ready for these images, and its run directory if it has one."""
+    """Return the model, built for these images, and its run directory if it has one."""
     if isinstance(model, nn.Module):
         if weights is not None:
-            raise InputError("weights go with a model spec; a module in memory has its own")
+            raise InputError("weights apply to a model spec, not to a module: load them into the module first")
         if device is not None and not _same_device(torch.device(device), device_of(model)):
-            raise InputError(f"the model is on {device_of(model)}, not {device}: move it yourself, or pass a spec")
+            raise InputError(f"the model is on {device_of(model)}, not on {device}: move it there, or pass a spec")
         return model, None
-    known = None if images.classes is None else len(images.classes)
-    sizes = {"num_classes": known, "in_channels": images.images.shape[1]}
     found = run_directory(str(model))
-    loaded = load_model(str(model), weights=weights, trust=trust, **sizes).to(pick_device(device))
+    loaded = load_model(str(model), weights=weights, trust=trust, **_sizes(images)).to(pick_device(device))
     return loaded, None if found is None else found[0]
 
 
 def describe_model(model: nn.Module | str | Path, weights: str | Path | None) -> dict[str, Any]:
-    """What a report says of the model: a short name, and what it was asked for by."""
+    """Describe a model for a report: its name, spec, weights and training recipe, as far as known."""
     if isinstance(model, nn.Module):
         return {"name": type(model).__name__}
     found = run_directory(str(model))
@@ -58,7 +61,7 @@ def describe_model(model: nn.Module | str | Path, weights: str | Path | None) ->
 
 
 def recipe_of(directory: RunDirectory) -> Mapping[str, Any]:
-    """How the model of a run directory was made: the recipe of its training, with its repair if it had one."""
+    """Return the training recipe of a run directory's model, with its repair if it has one."""
     contents = directory.read()
     if "training" in contents or "repair" not in contents:
         return dict(contents.get("training", {}).get("asked", {}))
@@ -67,25 +70,64 @@ def recipe_of(directory: RunDirectory) -> Mapping[str, Any]:
 
 
 def checked_engine(engine: str) -> EngineName:
-    """An engine by its name."""
+    """Return an engine by its name."""
     if engine not in get_args(EngineName):
         raise unknown("engine", engine, get_args(EngineName))
     return cast(EngineName, engine)
 
 
-def with_substitutes(
-    attacks: Mapping[str, tuple[str, AnyAttack]], images: ImageSet, device: torch.device
-) -> dict[str, tuple[str, AnyAttack]]:
-    """The attacks, with the substitutes of transfers loaded beside the model."""
+def make_settings(
+    model: nn.Module,
+    images: ImageSet,
+    perturbations: Perturbations,
+    options: EvaluateOptions | RepairOptions,
+    *,
+    per_class: int | None,
+    until_worst_ci: float | None = None,
+) -> EvaluationSettings:
+    """Combine attacks, corruptions and threat with the options; load the substitute models of transfer attacks."""
 
     def load(spec: str, weights: str | Path | None) -> nn.Module:
-        known = None if images.classes is None else len(images.classes)
-        return load_model(spec, weights=weights, num_classes=known, in_channels=images.images.shape[1]).to(device)
+        return load_model(spec, weights=weights, **_sizes(images)).to(device_of(model))
 
-    return {
-        key: (spec, attack.resolved(load) if isinstance(attack, Transfer) else attack)
-        for key, (spec, attack) in attacks.items()
-    }
+    return EvaluationSettings(
+        attacks={
+            key: (spec, attack.resolved(load) if isinstance(attack, Transfer) else attack)
+            for key, (spec, attack) in perturbations.attacks.items()
+        },
+        corruptions=perturbations.corruptions,
+        threat=perturbations.threat,
+        per_class=per_class,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        engine=options.engine,
+        until_worst_ci=until_worst_ci,
+    )
+
+
+def with_exhaustive_fast(attacks: Any) -> list[Any]:
+    """Set ``exhaustive`` of the attack ``fast``: the deprecated option of that name."""
+    several = list(attacks) if isinstance(attacks, list | tuple) else [attacks]
+    changed = [_exhaustive(attack) for attack in several]
+    if all(attack is None for attack in changed):
+        raise InputError("exhaustive applies to the attack fast only: pass attack fast:exhaustive=true")
+    logging.getLogger("classwise").warning("exhaustive is deprecated: use the attack fast:exhaustive=true")
+    return [before if after is None else after for before, after in zip(several, changed, strict=True)]
+
+
+def _exhaustive(attack: Any) -> str | Fast | None:
+    """The attack with ``exhaustive`` set; None if it is not ``fast``."""
+    if isinstance(attack, Fast):
+        return replace(attack, exhaustive=True)
+    if isinstance(attack, str) and attack.partition(":")[0].strip() == "fast":
+        return str(Spec("fast", {**Spec.parse(attack).options, "exhaustive": "true"}))
+    return None
+
+
+def _sizes(images: ImageSet) -> dict[str, Any]:
+    """The sizes of a model that fits the images."""
+    classes = None if images.classes is None else len(images.classes)
+    return {"num_classes": classes, "in_channels": int(images.images.shape[1])}
 
 
 def _same_device(wanted: torch.device, actual: torch.device) -> bool:

@@ -1,4 +1,4 @@
-"""``classwise.train``: recipes to run directories, with the repair that a recipe may end with."""
+"""``classwise.train``: from recipes to run directories, with the repair that a recipe may end with."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from classwise.api.repair import repair
+from classwise.config.options import TrainOptions, documented
 from classwise.config.plugins import absolute
 from classwise.config.recipes import Recipe, load_recipe
 from classwise.config.spec import Spec
@@ -46,6 +47,7 @@ class Run:
         return load_model(f"{self.directory}@{which}")
 
 
+@documented(TrainOptions)
 def train(
     recipe: str | Path | Recipe,
     *,
@@ -56,14 +58,15 @@ def train(
     progress: Progress = SILENT,
     **overrides: Any,
 ) -> Run:
-    """Train by a recipe (its name, a path or an object) into a run directory; keywords override its keys.
+    """Train one recipe into a run directory. Further keywords override keys of the recipe, as ``seed=1``.
 
-    ``loggers``: tensorboard, mlflow, or objects with the methods of ``Logger``; they change nothing of what is trained.
+    Loggers do not change the trained weights.
     """
     recipe = load_recipe(recipe, overrides)
     return train_together({out: recipe}, resume=resume, device=device, loggers=loggers, progress=progress)[0]
 
 
+@documented(TrainOptions)
 def train_together(
     recipes: Mapping[str | Path, str | Path | Recipe],
     *,
@@ -73,20 +76,20 @@ def train_together(
     loggers: Sequence[str | Logger] = (),
     progress: Progress = SILENT,
 ) -> list[Run]:
-    """Train several recipes side by side, each into the run directory it stands under.
+    """Train several recipes, each into the run directory that is its key.
 
-    They take turns in this process, or with ``workers`` so many at a time have processes of their own, which share the
-    cores and the GPU. What comes out is what each would have come to alone, on a CPU to the rounding of fewer threads.
+    The runs take turns in this process; with ``workers`` that many run at a time in their own processes, which share
+    the cores and the GPU. The results are those of separate runs, on a CPU up to rounding with fewer threads.
     """
     if not recipes:
-        raise InputError("there is no recipe to train by")
+        raise InputError("no recipe to train: pass at least one")
     check_workers(workers)
     read = {RunDirectory(Path(out).expanduser()): load_recipe(recipe) for out, recipe in recipes.items()}
     with process_group(pick_device(device)) as group:
         if not group.is_main:
             loggers, progress = (), SILENT
         if workers > 1 and group.size > 1:
-            raise InputError("workers have whole runs, processes share the batches of one: choose either")
+            raise InputError("workers train whole runs and processes split the batches of one: pass only one of them")
         return _train(read, group, resume, workers, make_loggers(loggers), progress)
 
 
@@ -135,7 +138,7 @@ def _train(
 
 
 def _repaired(directory: RunDirectory, recipe: Recipe, group: ProcessGroup, progress: Progress) -> Path | None:
-    """The repair that a recipe ends with, fitted to the run's validation images; it is judged by later evaluations."""
+    """Make the repair that a recipe ends with, fitted to the validation images of the run; return its directory."""
     wanted = recipe.repair
     if wanted is None:
         return None

@@ -1,11 +1,12 @@
-"""The commands: one a file. The only place that prints."""
+"""The commands, one per module. The only package that prints."""
 
 from __future__ import annotations
 
 import io
 import logging
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -19,77 +20,97 @@ from classwise.cli import (
     demo,
     evaluate,
     export,
-    list_,
+    listing,
     repair,
     site,
     study,
     table,
     train,
 )
-from classwise.cli.console import complain, note, say
-from classwise.cli.launch import leave
+from classwise.cli.console import note, print_error, say
+from classwise.cli.parameters import Command, Group
+from classwise.cli.processes import exit_process
+
+COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Measure": {"evaluate": evaluate.evaluate, "compare": compare.compare, "check": check.check},
+    "Improve": {"train": train.train, "repair": repair.repair},
+    "Explain": {"analyze": analyze.analyze, "study": study.study},
+    "Publish": {"table": table.table, "site": site.site, "export": export.export},
+    "Start": {"demo": demo.demo, "list": listing.list_names},
+}
 
 app = typer.Typer(
     name="classwise",
-    help="Class-wise adversarial robustness: find the class an attacker would pick, and train so that it holds.",
+    cls=Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("demo")(demo.demo)
-app.command("evaluate")(evaluate.evaluate)
-app.command("train")(train.train)
-app.command("repair")(repair.repair)
-app.command("study")(study.study)
-app.command("compare")(compare.compare)
-app.command("table")(table.table)
-app.command("site")(site.site)
-app.command("analyze")(analyze.analyze)
-app.command("check")(check.check)
-app.command("export")(export.export)
-app.add_typer(bench.bench, name="bench")
-app.add_typer(data.data, name="data")
-app.command("list")(list_.list_)
+for heading, commands in COMMANDS.items():
+    for name, command in commands.items():
+        app.command(name, cls=Command, rich_help_panel=heading)(command)
+app.add_typer(data.data, name="data", rich_help_panel="Start")
+app.add_typer(bench.bench, name="bench", rich_help_panel="Start")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _show_version(value: bool) -> None:
+    if value:
         say(f"classwise {classwise.__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
-    pass
+    """Measure, explain and improve the adversarial robustness of every class of an image classifier.
+
+    Exit codes: 0 done; 1 a check failed or training diverged; 2 invalid input; 130 interrupted.
+
+    Examples:
+      classwise demo
+      classwise train digits/wat --out runs/wat
+      classwise evaluate --model runs/wat --data digits --eps 0.2 --attack fast --out runs/wat
+      classwise check runs/wat --min-worst 20
+    """
 
 
-class _Notes(logging.Handler):
-    """What the package has to say on the way, in lines on standard error."""
+class _NoteHandler(logging.Handler):
+    """Prints the log messages of the package as lines on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         note(record.getMessage())
 
 
 def main() -> None:
-    """The console script."""
-    logging.getLogger("classwise").addHandler(_Notes(logging.INFO))
+    """Run the command line; the console script."""
+    logging.getLogger("classwise").addHandler(_NoteHandler(logging.INFO))
     logging.getLogger("classwise").setLevel(logging.INFO)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an odd sign is better than no result
+            stream.reconfigure(errors="replace")  # a terminal without Unicode still shows the result
     try:
         code = app(standalone_mode=False)
     except Exception as error:
-        said = getattr(error, "format_message", None)  # what is wrong with the words of a command
-        if said is None:
+        if not hasattr(error, "format_message"):
             raise
-        told = str(said())
-        if told.startswith("Usage:"):  # a command without any words
-            say(told)
-        else:
-            complain(f"error: {told}")
+        _print_usage_error(error)
         code = 2
-    leave(code)
+    exit_process(code)
+
+
+def _print_usage_error(error: Any) -> None:
+    """Print what is wrong with the command line; without arguments, the help."""
+    message = str(error.format_message()).strip()
+    if message.startswith("Usage:"):
+        say(message)
+        return
+    cause, param = error.__cause__, getattr(error, "param", None)
+    if param is not None and hasattr(cause, "errors"):  # of pydantic, which knows the value
+        first = cause.errors()[0]
+        problem = first["msg"].removeprefix("Value error, ").removeprefix("Input ").partition(", unable")[0]
+        message = f"{' / '.join(param.opts)} = {first['input']!r}: {problem}"
+    help_command = f"{error.ctx.command_path} --help" if getattr(error, "ctx", None) else "classwise --help"
+    print_error(f"error: {message}{'' if message[-1] in '.?' else '.'} See {help_command}")

@@ -1,4 +1,4 @@
-"""``classwise analyze``: a question asked of runs."""
+"""``classwise analyze``: why classes differ."""
 
 from __future__ import annotations
 
@@ -7,30 +7,41 @@ from typing import Annotated
 
 import typer
 
-from classwise.cli.console import ConsoleProgress, guarded, say, say_json, table
-from classwise.core.errors import InputError
+from classwise.cli.console import ConsoleProgress, check_output, guarded, say, say_json, table
+from classwise.cli.parameters import Json
 
 
 @guarded
 def analyze(
-    kind: Annotated[str, typer.Argument(help="Which question (see classwise list analyses).")],
-    runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
-    out: Annotated[Path | None, typer.Option(help="Directory for KIND.json, KIND.parquet and KIND.html.")] = None,
+    kind: Annotated[
+        str, typer.Argument(help="Name of the analysis (see classwise list analyses).", metavar="ANALYSIS")
+    ],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories with reports.", metavar="RUN...")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory for ANALYSIS.json, .parquet and .html.", metavar="DIR", rich_help_panel="Output"),
+    ] = None,
     override: Annotated[
-        list[str] | None, typer.Option("-o", "--override", help="A setting of the question as key=value.")
+        list[str] | None,
+        typer.Option("-o", "--override", help="Setting of the analysis. Repeatable.", metavar="KEY=VALUE"),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="The weights file of a model that was evaluated with --weights.")
+        Path | None,
+        typer.Option(help="Weights file of a model that was evaluated with --weights.", metavar="FILE"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Ask why classes differ: confusion, training history, weights, features, and more."""
+    """Analyze why classes differ: confusion, training history, weights, features, and more.
+
+    Examples:
+      classwise analyze confusion runs/wat --out runs/wat-confusion
+      classwise analyze universality runs/trades runs/madry runs/wat -o attack=pgd
+    """
     from classwise.analysis import QUESTIONS, Subject, ask
     from classwise.analysis.save import save
     from classwise.config.recipes import parse_overrides
 
-    if out is not None and out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file: --out names a directory")
+    check_output(out, "--out", "directory")
     subjects = [Subject(Subject.open(run).path, weights=weights) for run in runs]
     answer = ask(kind, subjects, parse_overrides(override or []), ConsoleProgress())
     files = []

@@ -1,4 +1,4 @@
-"""``classwise check``: the gate for continuous integration."""
+"""``classwise check``: pass or fail for continuous integration."""
 
 from __future__ import annotations
 
@@ -10,51 +10,98 @@ from typing import Annotated
 
 import typer
 
-from classwise.cli.console import guarded, say, say_json, table
+from classwise.cli.console import check_output, guarded, say, say_json, table
+from classwise.cli.parameters import Json
 from classwise.core.errors import InputError
-from classwise.reporting import ClassReport, load_report
-from classwise.reporting import compare as compare_reports
-from classwise.reporting.gate import Check, no_findings, no_worse_than, thresholds
-from classwise.reporting.outcomes import COLUMNS, junit, rows, workflow_commands
-from classwise.storage.files import write_text
+
+LIMITS = "Checks"
 
 
 @guarded
 def check(
-    run: Annotated[Path, typer.Argument(help="Run directory with a report.")],
-    min_worst: Annotated[float | None, typer.Option(help="Least accuracy of the worst class, %.")] = None,
-    min_average: Annotated[float | None, typer.Option(help="Least overall accuracy, %.")] = None,
+    run: Annotated[Path, typer.Argument(help="Run directory with a report.", metavar="RUN")],
+    min_worst: Annotated[
+        float | None, typer.Option(help="Minimum accuracy of the worst class, %.", metavar="N", rich_help_panel=LIMITS)
+    ] = None,
+    min_average: Annotated[
+        float | None, typer.Option(help="Minimum average accuracy, %.", metavar="N", rich_help_panel=LIMITS)
+    ] = None,
     min_class: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLASS=%", help="Least accuracy of a class, by name or label; may be repeated."),
+        typer.Option(
+            metavar="CLASS=N", help="Minimum accuracy of a class, by name or label. Repeatable.", rich_help_panel=LIMITS
+        ),
     ] = None,
-    max_mcd: Annotated[float | None, typer.Option(help="Largest gap between classes, points.")] = None,
-    max_cv: Annotated[float | None, typer.Option(help="Largest variance between classes, percent².")] = None,
-    confident: Annotated[
-        bool, typer.Option("--confident", help="Limits must hold at the end of the 95% interval, too.")
-    ] = False,
+    max_mcd: Annotated[
+        float | None,
+        typer.Option(
+            help="Maximum gap between the best and the worst class, percentage points.",
+            metavar="N",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
+    max_cv: Annotated[
+        float | None,
+        typer.Option(help="Maximum variance of the class accuracies, percent².", metavar="N", rich_help_panel=LIMITS),
+    ] = None,
     no_worse: Annotated[
         Path | None,
-        typer.Option("--no-worse-than", help="Run directory of the baseline; paired test per class."),
+        typer.Option(
+            "--no-worse-than",
+            help="Run directory of a baseline; fails if a paired test finds a loss in a class or on average.",
+            metavar="RUN",
+            rich_help_panel=LIMITS,
+        ),
     ] = None,
-    alpha: Annotated[float, typer.Option(help="Error rate of the paired tests.")] = 0.05,
-    attack: Annotated[str | None, typer.Option(help="Which result to judge. [default: worst-case]")] = None,
     fail_on: Annotated[
         str | None,
-        typer.Option(metavar="SEVERITY", help="Fail on findings about the evaluation itself: info, warning or error."),
+        typer.Option(
+            metavar="SEVERITY",
+            help="Fail on trust findings of this severity or higher: info, warning or error.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
+    confident: Annotated[
+        bool,
+        typer.Option(
+            "--confident", help="Require limits to hold at the end of the 95% interval too.", rich_help_panel=LIMITS
+        ),
+    ] = False,
+    alpha: Annotated[
+        float,
+        typer.Option(
+            help="Significance level of the paired tests.", metavar="P", show_default=True, rich_help_panel=LIMITS
+        ),
+    ] = 0.05,
+    attack: Annotated[
+        str | None, typer.Option(help="Result to check. [default: worst-case]", metavar="NAME", rich_help_panel=LIMITS)
     ] = None,
     junit_file: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Write the outcome as JUnit XML.")
+        Path | None,
+        typer.Option("--junit", metavar="FILE", help="Write the outcome as JUnit XML.", rich_help_panel="Output"),
     ] = None,
     github: Annotated[
         bool | None,
-        typer.Option("--github/--no-github", help="Annotate the workflow run. [default: where GITHUB_ACTIONS is true]"),
+        typer.Option(
+            "--github/--no-github",
+            help="Annotate the GitHub workflow run. [default: if GITHUB_ACTIONS is true]",
+            rich_help_panel="Output",
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Pass or fail a model by its worst class. Exit code 1 where a check fails."""
-    if junit_file is not None and junit_file.is_dir():
-        raise InputError(f"{junit_file} is a directory: --junit names a file")
+    """Check an evaluated model against limits or a baseline; exit code 1 if a check fails.
+
+    Examples:
+      classwise check runs/wat --min-worst 20
+      classwise check runs/wat --min-worst 20 --confident --no-worse-than runs/trades --junit checks.xml
+    """
+    from classwise.reporting import compare, load_report
+    from classwise.reporting.gate import no_findings, no_worse_than, thresholds
+    from classwise.reporting.outcomes import COLUMNS, junit, rows, workflow_commands
+    from classwise.storage.files import write_text
+
+    check_output(junit_file, "--junit", "file")
     report = load_report(run)
     key = attack or report.strongest
     outcomes = thresholds(
@@ -67,34 +114,32 @@ def check(
         max_cv=max_cv,
         confident=confident,
     )
-    outcomes += [] if no_worse is None else _against(no_worse, report, run, key, alpha)
-    outcomes += [] if fail_on is None else no_findings(report, fail_on)
+    if no_worse is not None:
+        comparison = compare(load_report(no_worse), report, names=[str(no_worse), str(run)])
+        outcomes += no_worse_than(comparison, key, alpha)
+    if fail_on is not None:
+        outcomes += no_findings(report, fail_on)
     if not outcomes:
         raise InputError(
-            "nothing to check: give --min-worst, --min-average, --min-class, --max-mcd, --max-cv, --no-worse-than or "
+            "nothing to check: pass --min-worst, --min-average, --min-class, --max-mcd, --max-cv, --no-worse-than or "
             "--fail-on"
         )
     if junit_file is not None:
         write_text(junit_file, junit(outcomes))
     annotate = os.environ.get("GITHUB_ACTIONS") == "true" if github is None else github
     passed = all(outcome.passed for outcome in outcomes)
+    # Class names come from outside: GitHub must not take a line of the table for a workflow command.
+    token = secrets.token_hex(16) if annotate and not as_json else None
     if as_json:
         say_json({"passed": passed, "checks": [outcome.model_dump(mode="json") for outcome in outcomes]})
-    elif annotate:
-        # Names come from outside, and a line that looks like a command would be one.
-        token = secrets.token_hex(16)
-        say(f"::stop-commands::{token}")
-        table("", COLUMNS, rows(outcomes), numbers=False)
-        say(f"::{token}::")
     else:
+        if token is not None:
+            say(f"::stop-commands::{token}")
         table("", COLUMNS, rows(outcomes), numbers=False)
+        if token is not None:
+            say(f"::{token}::")
     if annotate:
-        # The runner reads both streams; with --json standard output belongs to the program that reads it.
+        # GitHub reads both streams; with --json standard output contains nothing else.
         print("\n".join(workflow_commands(outcomes)), file=sys.stderr if as_json else sys.stdout)
     if not passed:
         raise typer.Exit(1)
-
-
-def _against(baseline: Path, report: ClassReport, run: Path, key: str, alpha: float) -> list[Check]:
-    comparison = compare_reports(load_report(baseline), report, names=[str(baseline), str(run)])
-    return no_worse_than(comparison, key, alpha)

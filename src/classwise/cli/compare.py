@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from classwise.cli.console import estimate, guarded, number, say, say_json, table
-from classwise.core.errors import InputError
-from classwise.reporting import Comparison
-from classwise.reporting import compare as compare_reports
-from classwise.reporting.paper_figures import save_figures
-from classwise.reporting.story import comparison_sentences
+from classwise.cli.console import check_output, estimate, guarded, number, say, say_json, table
+from classwise.cli.parameters import Figures, Json
+
+if TYPE_CHECKING:
+    from classwise.reporting import Comparison
 
 
 @guarded
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories; the first is the baseline.")],
-    out: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="Draw the charts as SVG and PNG into this folder.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories with reports; the first is the baseline.", metavar="RUN...")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Write the page to this file.", metavar="FILE", rich_help_panel="Output")
+    ] = None,
+    figures: Figures = None,
+    as_json: Json = False,
 ) -> None:
-    """Compare runs with the first of them: average, worst class, CV, MCD, rho, paired tests."""
-    if out is not None and out.is_dir():
-        raise InputError(f"{out} is a directory: --out names the page's file")
-    comparison = compare_reports(*runs)
+    """Compare runs with a baseline: average, worst class, class variance, largest gap, rho, paired tests.
+
+    Examples:
+      classwise compare runs/trades runs/wat --out comparison.html
+    """
+    from classwise.reporting import compare
+    from classwise.reporting.paper_figures import save_figures
+
+    check_output(out, "--out", "file")
+    comparison = compare(*runs)
     if out is not None:
         comparison.to_html(out)
     if figures is not None:
@@ -39,7 +48,9 @@ def compare(
 
 
 def show(comparison: Comparison) -> None:
-    """One table per result, then what it means in words."""
+    """Print one table per result, then the findings in words."""
+    from classwise.reporting.story import comparison_sentences
+
     for key, rows in comparison.results.items():
         table(
             key,
@@ -60,5 +71,9 @@ def show(comparison: Comparison) -> None:
             ],
         )
         say("")
+    say(
+        "CV: variance of the class accuracies; MCD: largest gap between two classes; rho: relative gain of the worst "
+        "class minus relative loss of the average; change: average against the baseline, points; p: paired test\n"
+    )
     for sentence in comparison_sentences(comparison):
         say(sentence)

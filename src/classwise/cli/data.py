@@ -1,4 +1,4 @@
-"""``classwise data``: get a data set ready, and see what is in it."""
+"""``classwise data``: prepare data sets and describe their contents."""
 
 from __future__ import annotations
 
@@ -9,60 +9,77 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from classwise.cli.console import ConsoleProgress, guarded, say, say_json, table
+from classwise.cli.parameters import Command, Group, Json
 from classwise.core.errors import InputError
-from classwise.reporting.text import plain
-from classwise.storage.files import atomic, write_json
 
 if TYPE_CHECKING:
     from classwise.data import ImageSet
 
 LISTED = 30
-"""Up to so many classes are all listed; of more, those with the fewest and the most images."""
+"""Up to this many classes all are listed; of more, those with the fewest and the most images."""
 ENDS = 5
 
-data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Get data sets ready, and see what is in them.")
+data = typer.Typer(
+    cls=Group, no_args_is_help=True, rich_markup_mode=None, help="Prepare data sets and describe their contents."
+)
 
-Name = Annotated[str, typer.Argument(help="A data set, perhaps with settings, as cifar10 or cifar10:without=cat.")]
 
-
-@data.command("prepare")
+@data.command("prepare", cls=Command)
 @guarded
 def prepare(
-    name: Name,
+    name: Annotated[
+        str,
+        typer.Argument(help="Data set name, perhaps with settings, as cifar10 or cifar10:without=cat.", metavar="DATA"),
+    ],
     folder: Annotated[
         Path | None,
-        typer.Option("--from", help="A folder that holds it, as published. [default: CLASSWISE_DATA, else the hub]"),
+        typer.Option(
+            "--from", help="Folder with the published files. [default: CLASSWISE_DATA, else the hub]", metavar="DIR"
+        ),
     ] = None,
 ) -> None:
-    """Read, check and cache a data set. Its folder is known from then on."""
-    from classwise.data.load import prepare as prepared
+    """Read, check and cache a data set, and remember its folder.
 
-    found, missing = prepared(name, None if folder is None else folder.expanduser(), ConsoleProgress())
+    Examples:
+      classwise data prepare cifar10 --from /data/cifar-10-batches-py
+    """
+    from classwise.data.load import prepare
+    from classwise.reporting.text import plain
+
+    found, missing = prepare(name, None if folder is None else folder.expanduser(), ConsoleProgress())
     for split, images in found.items():
         size = "x".join(map(str, images.images.shape[1:]))
         say(f"{plain(name)}/{split}: {len(images)} images of {size} in {len(images.classes or ())} classes")
     for line in missing:
-        say(f"not there: {plain(line)}")
+        say(f"missing: {plain(line)}")
 
 
-@data.command("info")
+@data.command("info", cls=Command)
 @guarded
 def info(
-    name: Annotated[str, typer.Argument(help="A data set, folder:PATH, or file.py:factory.")],
-    split: Annotated[str, typer.Option(help="Which part of the data.")] = "test",
-    out: Annotated[Path | None, typer.Option(help="Directory for info.json and a sheet of images, sheet.png.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    name: Annotated[str, typer.Argument(help="Data set name, folder:PATH, or FILE.py:FACTORY.", metavar="DATA")],
+    split: Annotated[str, typer.Option(help="Data split.", metavar="SPLIT", show_default=True)] = "test",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory for info.json and sheet.png, a sheet of sample images.", metavar="DIR"),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Show what a data set holds: images of each class, size, channel means and deviations, where it comes from."""
+    """Show the origin, image size, channel statistics and images per class of a data set.
+
+    Examples:
+      classwise data info digits --out digits-info
+    """
     from classwise.data.describe import describe
     from classwise.data.load import load_data, source_of
     from classwise.data.objects import Factory
+    from classwise.reporting.text import plain
 
     source = source_of(name, split)
     images = load_data(name, split=split, progress=ConsoleProgress())
     origin = name if isinstance(source, Factory) else source.origin()
-    found = describe(images)
-    classes = list(images.classes or map(str, range(len(found.counts))))
+    statistics = describe(images)
+    classes = list(images.classes or map(str, range(len(statistics.counts))))
     facts = {
         "name": images.name,
         "split": images.split,
@@ -70,15 +87,15 @@ def info(
         "n": len(images),
         "shape": list(images.images.shape[1:]),
         "dtype": str(images.images.dtype),
-        "mean": list(found.mean),
-        "std": list(found.std),
+        "mean": list(statistics.mean),
+        "std": list(statistics.std),
         "digest": images.digest(),
         "classes": [
-            {"label": label, "class": named, "n": int(found.counts[label])} for label, named in enumerate(classes)
+            {"label": label, "class": name, "n": int(statistics.counts[label])} for label, name in enumerate(classes)
         ],
     }
     if out is not None:
-        _save(out.expanduser(), facts, images, [plain(named) for named in classes])
+        _save(out.expanduser(), facts, images, [plain(name) for name in classes])
     if as_json:
         say_json(facts)
         return
@@ -89,21 +106,24 @@ def info(
 
 def _save(out: Path, facts: dict[str, Any], images: ImageSet, names: list[str]) -> None:
     from classwise.data.describe import contact_sheet
+    from classwise.storage.files import atomic, write_json
 
     try:
         write_json(out / "info.json", facts)
         with atomic(out / "sheet.png") as temporary:
             contact_sheet(images, names).save(temporary, format="PNG")
     except OSError as error:
-        raise InputError(f"cannot write into {out}: {error.strerror or error}") from error
+        raise InputError(f"cannot write to {out}: {error.strerror or error}") from error
 
 
 def _show(facts: dict[str, Any]) -> None:
+    from classwise.reporting.text import plain
+
     channels, height, width = facts["shape"]
     say(f"{plain(facts['name'])}/{facts['split']}: {facts['n']} images, {channels}x{height}x{width} {facts['dtype']}")
     say(f"from: {plain(facts['from'])}")
-    for what in ("mean", "std"):
-        say(f"{what} of the channels: {', '.join(f'{value:.4f}' for value in facts[what])}")
+    for name in ("mean", "std"):
+        say(f"{name} of the channels: {', '.join(f'{value:.4f}' for value in facts[name])}")
     classes = facts["classes"]
     counts = sorted(one["n"] for one in classes)
     say(f"{len(classes)} classes of {counts[0]} to {counts[-1]} images, median {median(counts):g}\n")

@@ -1,81 +1,60 @@
-"""``classwise demo``: the whole story on scikit-learn's digits, in a few minutes on a laptop."""
+"""``classwise demo``: train, repair, evaluate and compare on scikit-learn's digits, in a few minutes on a laptop."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from classwise.cli import compare as compare_command
 from classwise.cli.console import ConsoleProgress, guarded, say, say_json
-from classwise.reporting import Comparison
-from classwise.reporting.comparison import Row
-from classwise.reporting.story import LEVEL, interval, number, p_text, percent, signed
+from classwise.cli.parameters import Json
+
+if TYPE_CHECKING:
+    from classwise.reporting import Comparison
+    from classwise.reporting.comparison import Row
 
 EPS = "0.2"
 ATTACKS = ("pgd:steps=20", "temperature-pgd:inv_t=5")
 METHODS = {"TRADES": "trades", "standard": "standard", "Madry": "madry", "WAT": "wat"}
-"""Name on the page to recipe. TRADES comes first, because WAT is TRADES with class weights: its baseline."""
+"""Name on the page to recipe. TRADES is first, as the baseline of WAT: WAT is TRADES with class weights."""
 REPAIRED = "TRADES, repaired"
 
 
 @guarded
 def demo(
-    out: Annotated[Path, typer.Option(help="Directory for the runs and the page.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Of training and attacks.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+    out: Annotated[
+        Path, typer.Option(help="Directory for the runs and the page.", metavar="DIR", show_default=True)
+    ] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Random seed of training and attacks.", metavar="N", show_default=True)] = 0,
+    as_json: Json = False,
 ) -> None:
-    """Train four models on digits, repair one, attack and compare them class by class, write the page. Resumable."""
+    """Train four models on digits, repair one, compare all five class by class, and write a page.
+
+    Needs no download. The same command continues an interrupted demo.
+
+    Examples:
+      classwise demo --out demo
+    """
     import classwise
     from classwise.reporting.pages import comparison_page
     from classwise.storage.files import write_text
 
-    progress = ConsoleProgress()
-    reports = []
+    common: dict[str, Any] = {"seed": seed, "device": "cpu", "resume": True, "progress": ConsoleProgress()}
     for recipe in METHODS.values():
-        run = out / recipe
-        classwise.train(f"digits/{recipe}", out=run, seed=seed, resume=True, device="cpu", progress=progress)
-        report = classwise.evaluate(
-            str(run),
-            "digits",
-            attacks=ATTACKS,
-            eps=EPS,
-            seed=seed,
-            device="cpu",
-            out=run,
-            resume=True,
-            progress=progress,
-        )
-        reports.append(report)
-    classwise.repair(
-        str(out / METHODS["TRADES"]),
-        "digits",
-        out=out / "repaired",
-        evaluate=False,
-        seed=seed,
-        device="cpu",
-        resume=True,
-        progress=progress,
-    )
-    reports.append(
-        classwise.evaluate(
-            str(out / "repaired"),
-            "digits",
-            attacks=ATTACKS,
-            eps=EPS,
-            seed=seed,
-            device="cpu",
-            out=out / "repaired",
-            resume=True,
-            progress=progress,
-        )
-    )
-    comparison = classwise.compare(*reports, names=[*METHODS, REPAIRED])
+        classwise.train(f"digits/{recipe}", out=out / recipe, **common)
+    original = str(out / METHODS["TRADES"])
+    classwise.repair(original, "digits", out=out / "repaired", evaluate=False, **common)
+    folders = {**METHODS, REPAIRED: "repaired"}
+    reports = [
+        classwise.evaluate(str(out / folder), "digits", attacks=ATTACKS, eps=EPS, out=out / folder, **common)
+        for folder in folders.values()
+    ]
+    comparison = classwise.compare(*reports, names=list(folders))
     page = out / "index.html"
-    links = {name: f"{recipe}/report.html" for name, recipe in METHODS.items()}
-    links[REPAIRED] = "repaired/report.html"
-    title = "Which digit would an attacker pick?"
+    links = {name: f"{folder}/report.html" for name, folder in folders.items()}
+    title = "Robustness of each digit under attack"
     write_text(page, comparison_page(comparison, title=title, story=story(comparison), links=links))
     if as_json:
         say_json(comparison.model_dump(mode="json", by_alias=True))
@@ -85,67 +64,75 @@ def demo(
 
 
 def story(comparison: Comparison) -> list[str]:
-    """What happened, for a stranger: from the numbers, and no further than they carry."""
-    untouched = sorted(row.overall.value or 0.0 for row in comparison["natural"])
+    """Describe the results in a few sentences, each as strong as its intervals and tests allow."""
+    from classwise.reporting.story import number, percent
+
+    natural = sorted(row.overall.value or 0.0 for row in comparison["natural"])
     rows = {row.model: row for row in comparison[comparison.strongest]}
-    standard, madry, trades, wat = (rows[name] for name in ("standard", "Madry", "TRADES", "WAT"))
+    trades = rows["TRADES"]
     return [
-        f"Four networks learned to read 8 × 8 digits and get {number(untouched[0])} to {number(untouched[-1])}% of "
-        f"{comparison.dataset.n} new ones right. Then an attacker who knows the network may change every pixel by up "
-        f"to {EPS} of its range. After standard training {percent(standard.overall.value)} survive.",
-        _hole(madry),
-        _filled(madry, trades),
-        _gained(
-            trades,
-            wat,
-            "WAT is TRADES with more weight on the classes that do badly in validation. Its weakest digit is",
-        ),
-        _gained(
+        f"Four networks classify 8 × 8 images of digits, {number(natural[0])} to {number(natural[-1])}% of "
+        f"{comparison.dataset.n} test images correctly. The attack may change every pixel by up to {EPS}. After "
+        f"standard training {percent(rows['standard'].overall.value)} of the images stay correct.",
+        _worst_of_madry(rows["Madry"]),
+        _worst_of_trades(rows["Madry"], trades),
+        _gain(trades, rows["WAT"], "WAT is TRADES with larger weights for classes of high validation loss."),
+        _gain(
             trades,
             rows[REPAIRED],
-            "A repair adds a constant to the logit of each digit, fitted to the validation images of TRADES in "
-            "seconds, without training. The weakest digit is then",
+            "The repair adds one constant per class to the logits of TRADES, fitted to validation images in seconds.",
         ),
     ]
 
 
-def _hole(madry: Row) -> str:
-    worst = madry.worst
-    assert worst is not None
+def _worst_of_madry(madry: Row) -> str:
+    from classwise.reporting.story import percent
+
     return (
-        f"Adversarial training (Madry) holds {percent(madry.overall.value)}, an average that hides a hole: of the "
-        f"{worst.name}s only {percent(worst.value)} survive ({interval(worst.low, worst.high)}). That is the digit an "
-        "attacker would pick."
+        f"Adversarial training (Madry) keeps {percent(madry.overall.value)} correct on average, but of its weakest "
+        f"digit, {_worst(madry)}."
     )
 
 
-def _filled(madry: Row, trades: Row) -> str:
-    hole, worst = madry.worst, trades.worst
-    assert hole is not None
+def _worst_of_trades(madry: Row, trades: Row) -> str:
+    from classwise.reporting.story import LEVEL, p_text, percent
+
+    before, worst = madry.worst, trades.worst
+    assert before is not None
     assert worst is not None
-    # The changes are against TRADES, so what Madry lost there is what TRADES holds.
-    change = next(part for part in madry.changes if part.label == hole.label)
-    told = "the data show the difference" if change.p_value < LEVEL else "the data cannot tell this from no change"
-    held = f"With TRADES {percent(trades.shares[hole.label])} of the {hole.name}s survive"
-    now = "It is still the weakest digit."
-    if worst.label != hole.label:
-        now = f"Its weakest digit is the {worst.name}, at {percent(worst.value)} ({interval(worst.low, worst.high)})."
-    return f"{held}; {told} ({p_text(change.p_value)}). {now}"
+    # Changes are against TRADES, the baseline.
+    change = next(part for part in madry.changes if part.label == before.label)
+    difference = "a significant difference" if change.p_value < LEVEL else "not a significant difference"
+    weakest = "It is still the weakest digit."
+    if worst.label != before.label:
+        weakest = f"Its weakest digit is {_worst(trades)}."
+    return (
+        f"TRADES keeps {percent(trades.shares[before.label])} of the {before.name}s correct, {difference} "
+        f"({p_text(change.p_value)}). {weakest}"
+    )
 
 
-def _gained(trades: Row, other: Row, opening: str) -> str:
+def _gain(trades: Row, other: Row, method: str) -> str:
+    from classwise.reporting.story import signed
+
     before, after, change = trades.worst, other.worst, other.change
     assert before is not None
     assert after is not None
     assert change is not None
-    apart = after.low > before.high and after.corrected.low > before.corrected.high
-    proof = f"But {before.n} images of a digit leave intervals that overlap: this run alone does not prove the gain."
-    if apart:
-        proof = "The intervals of the two do not overlap."
+    evidence = f"With {before.n} images of the digit the two intervals overlap: this run alone does not prove a gain."
+    if after.low > before.high and after.corrected.low > before.corrected.high:
+        evidence = "The two intervals do not overlap."
     elif after.value <= before.value:
-        proof = f"So this run shows no gain, and {before.n} images of a digit cannot tell a few points from none."
+        evidence = f"This run shows no gain; {before.n} images of the digit do not resolve a few points."
     return (
-        f"{opening} the {after.name}, at {percent(after.value)} ({interval(after.low, after.high)}): "
-        f"{signed(after.value - before.value)} points in the worst class and {signed(change.points)} on average, so "
-        f"rho is {signed(other.rho, 2)}. {proof}"
+        f"{method} Its weakest digit is {_worst(other)}: {signed(after.value - before.value)} points in the worst "
+        f"class, {signed(change.points)} on average, rho {signed(other.rho, 2)}. {evidence}"
     )
+
+
+def _worst(row: Row) -> str:
+    from classwise.reporting.story import interval, percent
+
+    worst = row.worst
+    assert worst is not None
+    return f"the {worst.name}, {percent(worst.value)} ({interval(worst.low, worst.high)})"

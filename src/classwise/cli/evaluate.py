@@ -1,109 +1,80 @@
-"""``classwise evaluate``: verdicts and report of one model."""
+"""``classwise evaluate``: accuracy of one model class by class."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from classwise.cli.console import ConsoleProgress, estimate, guarded, number, say, say_json, table
-from classwise.reporting import ClassReport
-from classwise.reporting.corruptions import Corruptions
-from classwise.reporting.effort import StageInfo
-from classwise.reporting.paper_figures import require, save_figures
-from classwise.reporting.story import WHOM, allocation_sentence, audit_sentence
+from classwise.cli.parameters import Figures, Json, accepts
+from classwise.config.options import EvaluateOptions
+
+if TYPE_CHECKING:
+    from classwise.reporting import ClassReport
+    from classwise.reporting.corruptions import Corruptions
+    from classwise.reporting.effort import StageInfo
 
 
 @guarded
-def evaluate(
-    model: Annotated[
-        str, typer.Option(help="An architecture (with --weights), a run directory, file.py:factory, hf:org/name, ...")
-    ],
-    data: Annotated[str, typer.Option(help="A data set, folder:PATH, or file.py:factory.")],
-    out: Annotated[Path, typer.Option(help="Directory for verdicts, report.json and report.html.")],
-    attack: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="As name or name:key=value,...; or corruptions, or file.py:name; may be repeated. [default: pgd]"
-        ),
-    ] = None,
-    eps: Annotated[
-        str | None, typer.Option(help="Radius, as 0.03 or 8/255. [default: the attack's, else 8/255]")
-    ] = None,
-    norm: Annotated[str | None, typer.Option(help="Linf or L2. [default: the attack's, else Linf]")] = None,
-    per_class: Annotated[
-        int | None, typer.Option(help="Use the first N examples of each class. [default: all]")
-    ] = None,
-    weights: Annotated[Path | None, typer.Option(help="safetensors, or .pt read as weights only.")] = None,
-    split: Annotated[str, typer.Option(help="Which part of the data.")] = "test",
-    batch_size: Annotated[
-        int | None, typer.Option(help="Examples at a time; does not change results. [default: what fits]")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the attacks' random starts.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ... [default: a GPU where there is one]")] = None,
-    engine: Annotated[
-        str, typer.Option(help="auto or compiled: attacks search a faster twin of the model; eager: the model itself.")
-    ] = "auto",
-    exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="fast: the whole ensemble on all that the cascade left.")
-    ] = False,
-    until_worst_ci: Annotated[
-        float | None, typer.Option(help="Stop when the worst class is known to so many points, as 2. [default: never]")
-    ] = None,
-    margins: Annotated[
-        bool,
-        typer.Option(
-            "--margins",
-            help="Also save margins.parquet, for repair and analyze bias-share; attacks up to 19 wrong classes.",
-        ),
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
-    trust: Annotated[bool, typer.Option("--trust", help="Let a model that is a program run (torchscript:).")] = False,
-    figures: Annotated[Path | None, typer.Option(help="Draw the charts as SVG and PNG into this folder.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-) -> None:
-    """Attack a model and report its accuracy class by class, with intervals."""
+@accepts(EvaluateOptions)
+def evaluate(options: dict[str, Any], figures: Figures = None, as_json: Json = False) -> None:
+    """Attack a model and report its accuracy class by class, with 95% intervals.
+
+    An example counts as broken only if a float32 forward pass of the model itself confirms it on an image inside the
+    ball and in [0, 1].
+
+    Examples:
+      classwise evaluate --model runs/wat --data digits --eps 0.2 --out runs/wat
+      classwise evaluate --model runs/wat --data digits --eps 0.2 --attack fast --attack corruptions --out runs/fast
+      classwise evaluate --model resnet18 --weights trades.safetensors --data cifar10 --attack pgd:steps=50 --out runs/x
+    """
     import classwise
 
     if figures is not None:
+        from classwise.reporting.paper_figures import require
+
         require()
-    report = classwise.evaluate(
-        model,
-        data,
-        attacks=attack or ["pgd"],
-        eps=eps,
-        norm=norm,
-        weights=weights,
-        split=split,
-        per_class=per_class,
-        batch_size=batch_size,
-        seed=seed,
-        device=device,
-        engine=engine,
-        exhaustive=exhaustive,
-        until_worst_ci=until_worst_ci,
-        margins=margins,
-        out=out,
-        resume=resume,
-        trust=trust,
-        progress=ConsoleProgress(),
-    )
+    report = classwise.evaluate(**options, progress=ConsoleProgress())
     if figures is not None:
+        from classwise.reporting.paper_figures import save_figures
+
         save_figures(report, figures)
     if as_json:
         say_json(report.model_dump(mode="json", by_alias=True))
     else:
         show(report)
-        say(f"\npage: {out / 'report.html'}")
+        say(f"\npage: {Path(options['out']) / 'report.html'}")
 
 
 def show(report: ClassReport) -> None:
-    """The report as two tables."""
+    """Print a report: overall, class by class, stages of attacks, corruptions, findings."""
+    from classwise.reporting.story import allocation_sentence, audit_sentence
+
+    _show_results(report)
+    say("")
+    _show_classes(report)
+    for key, attack in report.attacks.items():
+        if attack.stages:
+            say("")
+            _show_stages(key, attack.stages)
+        if attack.audit:
+            say(audit_sentence(attack.audit))
+    if (sentence := allocation_sentence(report)) is not None:
+        say(f"\n{sentence}")
+    if report.corruptions is not None:
+        say("")
+        _show_corruptions(report.corruptions)
+    if report.sanity.findings:
+        say("")
+    for finding in report.sanity.findings:
+        say(f"{finding.severity}: {finding.text}")
+
+
+def _show_results(report: ClassReport) -> None:
     data, threat = report.dataset, report.threat
     table(
         f"{data.name}/{data.split}, {data.n} images, {threat.norm} eps = {threat.eps_text}",
-        ["accuracy, %", "overall [95%]", "worst class", "worst [95%]", "corrected", "CV", "MCD"],
+        ["accuracy, %", "overall [95%]", "worst class", "worst [95%]", "selection-corrected", "CV", "MCD"],
         [
             [
                 key,
@@ -117,7 +88,10 @@ def show(report: ClassReport) -> None:
             for key, result in report.results.items()
         ],
     )
-    say("")
+    say("CV: variance of the class accuracies; MCD: largest gap between two classes")
+
+
+def _show_classes(report: ClassReport) -> None:
     keys = list(report.results)
     values = [part.value for part in report[report.strongest].by_class]
     weakest_first = sorted(range(len(values)), key=lambda label: (values[label] is None, values[label] or 0.0))
@@ -133,24 +107,11 @@ def show(report: ClassReport) -> None:
             for label in weakest_first
         ],
     )
-    for key, attack in report.attacks.items():
-        if attack.stages:
-            say("")
-            _show_stages(key, attack.stages)
-        if attack.audit:
-            say(audit_sentence(attack.audit))
-    if (told := allocation_sentence(report)) is not None:
-        say(f"\n{told}")
-    if report.corruptions is not None:
-        say("")
-        _show_corruptions(report.corruptions)
-    if report.sanity.findings:
-        say("")
-    for finding in report.sanity.findings:
-        say(f"{finding.severity}: {finding.text}")
 
 
 def _show_stages(key: str, stages: list[StageInfo]) -> None:
+    from classwise.reporting.story import WHOM
+
     table(
         f"{key}, stage by stage",
         ["stage", "for", "attacked", "broke", "forwards", "backwards", "seconds"],

@@ -1,26 +1,33 @@
-"""``classwise export``: a trained and evaluated model as a directory for others."""
+"""``classwise export``: a trained and evaluated model as a directory for publication."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from classwise.cli.console import guarded, say, say_json
+from classwise.cli.console import guarded, say, say_command, say_json
+from classwise.cli.parameters import Json
 
 
 @guarded
 def export(
-    run: Annotated[Path, typer.Argument(help="A run directory with a report.")],
-    to: Annotated[Path, typer.Option(help="A new directory: model.safetensors, config.json, README.md, ...")],
+    run: Annotated[Path, typer.Argument(help="Run directory with a report.", metavar="RUN")],
+    to: Annotated[
+        Path, typer.Option(help="New directory for model.safetensors, config.json, README.md, ...", metavar="DIR")
+    ],
     weights: Annotated[
-        Path | None, typer.Option(help="The weights of an evaluation that has no training beside it.")
+        Path | None,
+        typer.Option(help="Weights file of a model that was evaluated with --weights.", metavar="FILE"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Write the model of a run for others: weights, model card, code in plain PyTorch. It loads back as hf:DIR."""
+    """Write the model of a run for publication: weights, model card, plain PyTorch code. Loads back as hf:DIR.
+
+    Examples:
+      classwise export runs/wat --to wat-model
+    """
     from classwise.export import export
 
     written = export(run, to, weights=weights)
@@ -28,4 +35,4 @@ def export(
         say_json({"directory": str(written), "files": sorted(path.name for path in written.iterdir())})
     else:
         say(f"exported: {written}")
-        say(f"next: classwise evaluate --model {shlex.quote(f'hf:{written}')} --data ... --out ...")
+        say_command("classwise", "evaluate", "--model", f"hf:{written}", "--data", "DATA", "--out", "DIR")

@@ -1,4 +1,4 @@
-"""``classwise study``: several runs and what is asked of them."""
+"""``classwise study``: several runs and analyses of them."""
 
 from __future__ import annotations
 
@@ -8,32 +8,39 @@ from typing import Annotated
 import typer
 
 from classwise.cli.console import ConsoleProgress, guarded, say, say_json
+from classwise.cli.parameters import Json
 from classwise.core.errors import InputError
 
 
 @guarded
 def study(
-    name: Annotated[str, typer.Argument(help="A study's name (see classwise list studies) or a TOML file.")],
-    out: Annotated[Path, typer.Option(help="Directory for runs, answers and the page.")],
-    engine: Annotated[str, typer.Option(help="Where runs are done: local.")] = "local",
-    workers: Annotated[int, typer.Option(help="Runs done at a time, each in a process of its own.")] = 1,
+    name: Annotated[str, typer.Argument(help="Study name (see classwise list studies) or TOML file.", metavar="STUDY")],
+    out: Annotated[Path, typer.Option(help="Directory for the runs, the analyses and the page.", metavar="DIR")],
+    engine: Annotated[str, typer.Option(help="Where to run: local.", metavar="NAME", show_default=True)] = "local",
+    workers: Annotated[
+        int, typer.Option(help="Runs at a time, each in its own process.", metavar="N", show_default=True)
+    ] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted study.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Train, evaluate and analyse everything a study names, and put the answers on one page."""
+    """Train, evaluate and analyze all runs of a study, and write one page.
+
+    Examples:
+      classwise study analyses-digits --out studies/digits
+    """
     from classwise.studies import load_study
     from classwise.studies.conduct import conduct
 
     if engine != "local":
-        raise InputError(f"engine {engine!r} is not available yet: expected local")
-    found = conduct(
+        raise InputError(f"engine {engine!r} is not available yet: pass local")
+    done = conduct(
         load_study(name), out, name=Path(name).stem, resume=resume, workers=workers, progress=ConsoleProgress()
     )
     if as_json:
-        say_json({key: answer.model_dump(mode="json", by_alias=True) for key, answer in found.answers.items()})
+        say_json({key: answer.model_dump(mode="json", by_alias=True) for key, answer in done.answers.items()})
         return
-    for key, answer in found.answers.items():
+    for key, answer in done.answers.items():
         say(key)
         for sentence in answer.sentences():
             say(f"  {sentence}")
-    say(f"\npage: {found.page}")
+    say(f"\npage: {done.page}")

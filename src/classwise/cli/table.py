@@ -1,4 +1,4 @@
-"""``classwise table``: the numbers of runs for a paper, a spreadsheet or a program."""
+"""``classwise table``: accuracies for a paper, a spreadsheet or a program."""
 
 from __future__ import annotations
 
@@ -8,25 +8,38 @@ from typing import Annotated
 
 import typer
 
-from classwise.cli.console import guarded, say
+from classwise.cli.console import check_output, guarded, say
 from classwise.core.errors import InputError, unknown
-from classwise.reporting import compare, load_report
-from classwise.reporting.text import FORMATS, render, save
 
 
 @guarded
 def table(
-    runs: Annotated[list[Path], typer.Argument(help="One run directory; or several, the first is the baseline.")],
-    format: Annotated[str, typer.Option(help="markdown, latex, csv or parquet.")] = "markdown",
-    out: Annotated[Path | None, typer.Option(help="Write to this file. [default: print]")] = None,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="One run directory with a report, or several; the first is the baseline.", metavar="RUN..."
+        ),
+    ],
+    format: Annotated[
+        str, typer.Option(help="markdown, latex, csv or parquet.", metavar="NAME", show_default=True)
+    ] = "markdown",
+    out: Annotated[
+        Path | None, typer.Option(help="Write to this file. [default: standard output]", metavar="FILE")
+    ] = None,
 ) -> None:
-    """Write a report class by class, or several side by side, as Markdown, LaTeX, CSV or parquet."""
+    """Write a report class by class, or several side by side, as Markdown, LaTeX, CSV or parquet.
+
+    Examples:
+      classwise table runs/trades runs/wat --format latex --out table.tex
+    """
+    from classwise.reporting import compare, load_report
+    from classwise.reporting.text import FORMATS, render, save
+
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
     if out is None and format == "parquet":
-        raise InputError("parquet cannot be printed: name its file with --out")
-    if out is not None and out.is_dir():
-        raise InputError(f"{out} is a directory: --out names the table's file")
+        raise InputError("parquet cannot be printed: name a file with --out")
+    check_output(out, "--out", "file")
     subject = load_report(runs[0]) if len(runs) == 1 else compare(*runs)
     if out is None:
         sys.stdout.write(render(subject, format))

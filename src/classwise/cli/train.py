@@ -1,99 +1,92 @@
-"""``classwise train``: one training run."""
+"""``classwise train``: one recipe, with one or several random seeds."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from classwise.cli.console import ConsoleProgress, guarded, number, say, say_json
-from classwise.cli.launch import in_processes, leading
-from classwise.reporting.text import plain
+from classwise.cli.console import ConsoleProgress, guarded, number, say, say_command, say_json
+from classwise.cli.parameters import Json, accepts
+from classwise.cli.processes import is_main_process, run_in_processes
+from classwise.config.options import TrainOptions
+from classwise.core.errors import InputError
 
 if TYPE_CHECKING:
     from classwise.api.train import Run
 
 
 @guarded
-def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (see classwise list recipes) or a TOML file.")],
-    out: Annotated[Path, typer.Option(help="Run directory.")],
-    override: Annotated[
-        list[str] | None, typer.Option("-o", "--override", help="key=value; may be repeated, as -o seed=1.")
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Several, as 0,1,2: side by side, into OUT/seed-0 and so on.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ... [default: a GPU where there is one]")] = None,
-    processes: Annotated[
-        int, typer.Option(help="Divide every batch among so many processes, each with a GPU where there are some.")
-    ] = 1,
-    workers: Annotated[int, typer.Option(help="With --seeds: runs at a time, each in a process of its own.")] = 1,
-    log: Annotated[list[str] | None, typer.Option(help="Also log to tensorboard or mlflow; may be repeated.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
-) -> None:
-    """Train a model by a recipe. Statistics and the best epoch come from a validation split, never from test data."""
+@accepts(TrainOptions)
+def train(options: dict[str, Any], as_json: Json = False) -> None:
+    """Train a model by a recipe. Class statistics and the best epoch come from validation images, never from test data.
+
+    Examples:
+      classwise train digits/wat --out runs/wat
+      classwise train digits/wat -o policy.eta=0.05 -o seed=1 --out runs/wat-slow
+      classwise train digits/wat --seeds 0,1,2 --workers 2 --out runs/wat-seeds
+    """
     import classwise
     from classwise.config.recipes import load_recipe, parse_overrides
-    from classwise.core.errors import InputError
 
-    changes = parse_overrides(override or [])
-    places = {out: changes}
-    if seeds is not None:
-        places = {out / f"seed-{seed}": {**changes, "seed": seed} for seed in _numbers(seeds)}
-    recipes: dict[str | Path, Any] = {place: load_recipe(recipe, change) for place, change in places.items()}
-    if processes != 1 and workers != 1:
-        raise InputError("--workers have whole runs, --processes share the batches of one: choose either")
-    if processes != 1:
-        in_processes(processes)
-    runs = classwise.train_together(
+    given = TrainOptions(**options)
+    out, overrides = Path(given.out), parse_overrides(given.overrides)
+    runs = {out: overrides}
+    if given.seeds is not None:
+        runs = {out / f"seed-{seed}": {**overrides, "seed": seed} for seed in _numbers(given.seeds)}
+    recipes: dict[str | Path, Any] = {out: load_recipe(given.recipe, changes) for out, changes in runs.items()}
+    if given.processes != 1:
+        run_in_processes(given.processes)
+    trained = classwise.train_together(
         recipes,
-        device=device,
-        resume=resume,
-        workers=workers,
-        loggers=list(dict.fromkeys(log or [])),
+        device=given.device,
+        resume=given.resume,
+        workers=given.workers,
+        loggers=list(dict.fromkeys(given.loggers)),
         progress=ConsoleProgress(),
     )
-    if not leading():
+    if not is_main_process():
         return
     if as_json:
-        answers = [_answer(run) for run in runs]
-        say_json(answers[0] if seeds is None else answers)
+        outcomes = [_outcome(run) for run in trained]
+        say_json(outcomes[0] if given.seeds is None else outcomes)
         return
-    for run in runs:
+    for run in trained:
         _show(run)
 
 
 def _numbers(text: str) -> list[int]:
-    from classwise.core.errors import InputError
-
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"seeds are whole numbers like 0,1,2, not {text!r}") from None
+        raise InputError(f"seeds must be whole numbers joined by commas, as 0,1,2; got {text!r}") from None
 
 
-def _answer(run: Run) -> dict[str, Any]:
+def _outcome(run: Run) -> dict[str, Any]:
     best = run.outcome.history[run.outcome.best_epoch - 1]["validation"]
-    answer = {"directory": str(run.directory), "epochs": run.outcome.epochs, "best_epoch": run.outcome.best_epoch}
-    return {**answer, "rule": run.recipe.select, "ended": run.outcome.ended, "validation": best}
+    return {
+        "directory": str(run.directory),
+        "epochs": run.outcome.epochs,
+        "best_epoch": run.outcome.best_epoch,
+        "rule": run.recipe.select,
+        "ended": run.outcome.ended,
+        "validation": best,
+    }
 
 
 def _show(run: Run) -> None:
-    out, best = run.directory, _answer(run)["validation"]
-    if run.outcome.ended is not None:
-        say(f"ended after {run.outcome.epochs} of {run.recipe.epochs} epochs: {run.outcome.ended}")
+    from classwise.reporting.text import plain
+
+    out, recipe, outcome, best = run.directory, run.recipe, run.outcome, _outcome(run)["validation"]
+    if outcome.ended is not None:
+        say(f"stopped after {outcome.epochs} of {recipe.epochs} epochs: {outcome.ended}")
     if best["robust"] is None:
-        say(f"epoch {run.outcome.epochs}, the last: nothing was set aside for validation")
+        say(f"kept epoch {outcome.epochs}, the last: the recipe holds out no validation images")
     else:
         worst = best["robust"]["worst"]
         say(
-            f"best epoch {run.outcome.best_epoch} of {run.outcome.epochs} by {run.recipe.select} on validation: "
-            f"natural {number(best['natural']['overall'])}, under attack {number(best['robust']['overall'])}, worst "
-            f"class {plain(run.classes[worst['label']])} at {number(worst['value'])}"
+            f"best epoch {outcome.best_epoch} of {outcome.epochs} by {recipe.select} on validation: natural accuracy "
+            f"{number(best['natural']['overall'])}%, robust accuracy {number(best['robust']['overall'])}%, worst class "
+            f"{plain(run.classes[worst['label']])} at {number(worst['value'])}%"
         )
     if run.repaired is not None:
         from classwise.reporting.repair import load_repair
@@ -101,7 +94,6 @@ def _show(run: Run) -> None:
         for sentence in load_repair(run.repaired).sentences():
             say(sentence)
         out = run.repaired
-    following = ["classwise", "evaluate", "--model", str(out), "--data", run.recipe.data_at_the_end]
-    following += ["--eps", run.recipe.eps]
-    following += [] if run.recipe.norm == "Linf" else ["--norm", run.recipe.norm]
-    say(f"next: {shlex.join([*following, '--out', str(out)])}")
+    norm = [] if recipe.norm == "Linf" else ["--norm", recipe.norm]
+    data = ["--data", recipe.data_at_the_end, "--eps", recipe.eps]
+    say_command("classwise", "evaluate", "--model", out, *data, *norm, "--out", out)

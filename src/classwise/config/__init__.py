@@ -1,1 +1,1 @@
-"""What users write: specs, plug-ins, recipes. Imports ``core`` and ``storage``."""
+"""What users write: options, specs, plug-ins and recipes. Imports ``core`` and ``storage``; no torch."""

@@ -1,7 +1,7 @@
-"""The user's own code by name: ``package.module:name`` or ``path/to/file.py:name``.
+"""User code by name: ``package.module:name`` or ``path/to/file.py:name``.
 
-Importing runs the code that is there; it is the user's own and as trusted as the command that names it.
-Whatever goes wrong in it becomes one line for the user, with the original error as its cause.
+Importing it executes it; it is as trusted as the command that names it. An error in it becomes one line, with the
+original exception as its cause.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from classwise.storage.files import digest
 
 
 def is_attribute_spec(spec: str) -> bool:
-    """Whether a spec reads like ``module:name`` or ``file.py:name`` rather than ``name:key=value``.
+    """Whether a spec has the form ``module:name`` or ``file.py:name``, not ``name:key=value``.
 
     >>> [is_attribute_spec(s) for s in ("my.zoo:net", "zoo/net.py:make", "pgd:steps=3", "resnet18")]
     [True, True, False, False]
@@ -30,7 +30,7 @@ def is_attribute_spec(spec: str) -> bool:
 
 
 def absolute(spec: str) -> str:
-    """The same spec with the path of its file made absolute, so that it can be used from anywhere.
+    """Return the spec with an absolute path of its file, independent of the working directory.
 
     >>> absolute("my.zoo:net"), absolute("resnet18")
     ('my.zoo:net', 'resnet18')
@@ -41,10 +41,10 @@ def absolute(spec: str) -> str:
 
 
 def load_attribute(spec: str, kind: str) -> Any:
-    """Import what a spec names; ``kind`` says in errors what it was wanted for.
+    """Import what a spec names; ``kind`` is its role in error messages.
 
-    A file is run afresh at every call and may import its neighbours; a module is looked for where Python
-    looks and then in the working directory. The name may be dotted.
+    A file is executed again at every call and may import modules of its directory. A module is searched on Python's
+    path and then in the working directory. The name may be dotted.
 
     >>> load_attribute("pathlib:Path.cwd", "model") == Path.cwd
     True
@@ -60,66 +60,66 @@ def load_attribute(spec: str, kind: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError as error:
-            raise InputError(f"{kind} {spec!r}: there is no {name!r} in {place}") from error
+            raise InputError(f"{kind} {spec!r}: {place} does not define {name!r}") from error
     return found
 
 
 def call_attribute(spec: str, kind: str) -> Any:
-    """Import what a spec names and call it without arguments."""
+    """Import what a spec names, call it without arguments and return the result."""
     factory = load_attribute(spec, kind)
     if not callable(factory):
         raise InputError(f"{kind} {spec!r}: expected a function or class, found {type(factory).__name__}")
-    with _blamed(f"{kind} {spec!r}: calling it failed"):
+    with _one_line_errors(f"{kind} {spec!r}: calling it failed"):
         return factory()
 
 
 def _run_file(path: Path, owner: str) -> ModuleType:
     if not path.is_file():
         raise InputError(f"{owner}: no such file: {path}")
-    # Two files of one name must not meet in sys.modules, and none may hide an installed module.
+    # The name is unique: files of the same name must not collide in sys.modules or hide an installed module.
     name = f"classwise_user_{path.stem}_{digest(str(path.resolve()))[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(name)
-    sys.modules[name] = module  # dataclasses and pickle look their module up there
+    previous = sys.modules.get(name)
+    sys.modules[name] = module  # dataclasses and pickle look up their module there
     try:
-        with _importable(path.resolve().parent), _blamed(f"{owner}: running {path} failed"):
+        with _importable(path.resolve().parent), _one_line_errors(f"{owner}: running {path} failed"):
             spec.loader.exec_module(module)
     except InputError:
-        if before is None:
+        if previous is None:
             del sys.modules[name]
         else:
-            sys.modules[name] = before
+            sys.modules[name] = previous
         raise
     return module
 
 
 def _import_module(name: str, owner: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise InputError(f"{owner}: {name!r} is neither a module's name nor a .py file")
-    with _importable(Path.cwd()), _blamed(f"{owner}: importing {name} failed"):
+        raise InputError(f"{owner}: {name!r} is neither a module name nor a .py file")
+    with _importable(Path.cwd()), _one_line_errors(f"{owner}: importing {name} failed"):
         return importlib.import_module(name)
 
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Modules in the folder can be imported meanwhile; installed ones of the same name come first."""
+    """Make the modules of a folder importable, after installed ones of the same name."""
     sys.path.append(str(folder))
     try:
         yield
     finally:
         if str(folder) in sys.path:
-            # The last one is ours; the user's code may have changed the list meanwhile.
+            # Remove the last occurrence, which was added above; the user's code may have changed the list.
             last = len(sys.path) - 1 - sys.path[::-1].index(str(folder))
             del sys.path[last]
 
 
 @contextmanager
-def _blamed(what: str) -> Iterator[None]:
-    """Turn any failure of the user's code into a one-line error."""
+def _one_line_errors(prefix: str) -> Iterator[None]:
+    """Turn any exception of the user's code into a one-line error."""
     try:
         yield
-    except (Exception, SystemExit) as error:  # a script that parses its arguments at import exits
-        raise InputError(f"{what}: {one_line(error)}") from error
+    except (Exception, SystemExit) as error:  # a script that parses arguments at import may exit
+        raise InputError(f"{prefix}: {one_line(error)}") from error

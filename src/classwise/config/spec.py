@@ -1,8 +1,8 @@
-"""One grammar for everything with a name and settings: ``name`` or ``name:key=value,key=value``.
+"""The grammar of specs: ``name`` or ``name:key=value,key=value``.
 
-Attacks, objectives, policies, models, optimizers and schedules are all dataclasses (or plain functions) in a
-registry; a spec picks one and sets its fields. Values are converted to the declared types, so a spec from a
-shell, a TOML table and a keyword call in Python end in the same object.
+Attacks, objectives, policies, models, optimizers and schedules are dataclasses or functions in a registry. A spec
+selects one and sets its fields. Values are converted to the declared types, so a spec from a shell, a TOML table and
+a call in Python make the same object.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def split_list(value: object) -> object:
-    """Read ``2+5+10`` as three values, and a single value as a list of one.
+    """Split ``2+5+10`` into three values; put a single value into a tuple.
 
     >>> split_list("2+5+10"), split_list(3.0), split_list((1, 2))
     (('2', '5', '10'), (3.0,), (1, 2))
@@ -36,21 +36,21 @@ def split_list(value: object) -> object:
 Number = Annotated[float, BeforeValidator(parse_number)]
 """A float that may also be written as a fraction."""
 Numbers = Annotated[tuple[Number, ...], BeforeValidator(split_list)]
-"""One or several numbers, in a spec joined by ``+``."""
+"""One or several numbers, joined by ``+`` in a spec."""
 Names = Annotated[tuple[str, ...], BeforeValidator(split_list)]
-"""One or several names, in a spec joined by ``+``."""
+"""One or several names, joined by ``+`` in a spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A registered name and the settings that were given for it."""
+    """A registered name and its settings."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, given: str | Mapping[str, Any] | Spec) -> Spec:
-        """Read a spec from text or from a table with a ``name``.
+        """Parse text, or a table with a ``name``.
 
         >>> Spec.parse("pgd:steps=100,step_size=0.003")
         Spec(name='pgd', options={'steps': '100', 'step_size': '0.003'})
@@ -84,7 +84,7 @@ class Spec:
 
 
 def build(kind: str, registry: Mapping[str, Callable[..., T]], given: str | Mapping[str, Any] | Spec) -> T:
-    """Look a spec up in a registry and call what is there with the settings, converted to their types."""
+    """Call the registered factory of a spec with its settings, converted to their types."""
     spec = Spec.parse(given)
     if spec.name not in registry:
         raise unknown(kind, spec.name, registry)
@@ -93,7 +93,7 @@ def build(kind: str, registry: Mapping[str, Callable[..., T]], given: str | Mapp
 
 
 def convert(owner: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings to the types of a factory's keyword parameters; unknown keys and bad values are errors."""
+    """Convert settings to the types of a factory's parameters; raise ``InputError`` for unknown keys and bad values."""
     parameters = settings_of(factory)
     converted = {}
     for key, value in options.items():
@@ -115,14 +115,14 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 @cache
 def settings_of(factory: Callable[..., Any]) -> dict[str, Any]:
-    """The settings a factory takes, with their types: the fields of a dataclass or a function's parameters."""
-    # A dataclass inherits fields, and each is resolved where its class was written; a constructor's are not.
+    """Return the settings of a factory with their types: fields of a dataclass or parameters of a function."""
+    # The types of inherited fields are resolved in the module of the class that declares them.
     source = factory.__init__ if inspect.isclass(factory) and not is_dataclass(factory) else factory
     hints = get_type_hints(source, include_extras=True)
     return {name: hints.get(name, Any) for name in inspect.signature(factory).parameters}
 
 
 def first_line(error: ValidationError) -> str:
-    """The first complaint of a validation error as one readable clause."""
+    """Return the first message of a validation error, without a capital letter."""
     message = error.errors()[0]["msg"].removeprefix("Value error, ")
     return message[0].lower() + message[1:]

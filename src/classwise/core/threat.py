@@ -14,12 +14,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from classwise.core.choices import Norm as Norm
 from classwise.core.errors import InputError, unknown
 from classwise.core.fusing import fusible
 from classwise.core.numbers import parse_number
 from classwise.core.streams import Noise
 
-Norm = Literal["Linf", "L2"]
 Start = Literal["uniform", "gaussian", "zero"]
 
 TOLERANCE = 1e-6

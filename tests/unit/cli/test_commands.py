@@ -41,7 +41,7 @@ def test_training_without_validation_hands_out_the_last_epoch(tmp_path: Path) ->
     settings = ["-o", "epochs=1", "-o", "validation_per_class=0", "-o", "select=last"]
     code, out, _ = invoke("train", "digits/standard", *settings, "--out", tmp_path / "run")
     assert code == 0
-    assert "epoch 1, the last: nothing was set aside for validation" in out
+    assert "kept epoch 1, the last: the recipe holds out no validation images" in out
     code, out, _ = invoke("train", "digits/standard", *settings, "--out", tmp_path / "other", "--json")
     assert (code, json.loads(out)["validation"]["robust"]) == (0, None)
 
@@ -242,7 +242,7 @@ def test_bad_input_is_one_line_and_exit_2(runs: Path, tmp_path: Path, arguments:
         (["check", "{run}", "--no-worse-than", "{run}", "--alpha", "5"], "alpha must lie between 0 and 1, got 5"),
         (["check", "{run}", "--min-worst", "nan"], "a limit is a percentage from 0 to 100, got nan"),
         (["check", "{run}", "--fail-on", "warn"], "unknown severity 'warn': did you mean 'warning'?"),
-        (["compare", "{run}", "{run}", "--out", "{tmp}"], "is a directory: --out names the page's file"),
+        (["compare", "{run}", "{run}", "--out", "{tmp}"], "is a directory: --out expects a file"),
         (["check", "{tmp}", "--min-worst", "1"], "holds no report.json"),
         (["check", "{run}", "--min-worst", "1", "--attack", "pgdd"], "unknown result 'pgdd': did you mean 'pgd'?"),
     ],
@@ -319,12 +319,13 @@ def test_several_seeds_train_side_by_side(tmp_path: Path) -> None:
     assert code == 0
     assert out.count("best epoch 1 of 1") == 2
     code, _, err = invoke("train", "digits/standard", "--seeds", "7,8", "--workers", 0, *quick)
-    assert (code, err) == (2, "error: workers = 0: expected at least 1\n")
+    assert (code, err) == (2, "error: workers must be at least 1, got 0\n")
     code, _, err = invoke("train", "digits/standard", "--seeds", "7,8", "--workers", 2, "--processes", 2, *quick)
-    assert (code, err) == (2, "error: --workers have whole runs, --processes share the batches of one: choose either\n")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("error: workers train whole runs and processes split the batches of one: pass only one")
     code, _, err = invoke("train", "digits/standard", "--seeds", "1,two", *quick)
     assert code == 2
-    assert err == "error: seeds are whole numbers like 0,1,2, not '1,two'\n"
+    assert err == "error: seeds must be whole numbers joined by commas, as 0,1,2; got '1,two'\n"
 
 
 def test_a_fast_evaluation_tells_its_audit(runs: Path, tmp_path: Path) -> None:

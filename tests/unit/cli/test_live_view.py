@@ -21,7 +21,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from classwise.cli import console
-from classwise.cli.live import WEAKEST, EpochLines, LiveView, fitted, sparkline, weakest
+from classwise.cli.live_view import WEAKEST, EpochLines, LiveView, fitted, sparkline, weakest
 from classwise.core.progress import Epoch
 
 CURSOR_HIDDEN, CURSOR_SHOWN = "\x1b[?25l", "\x1b[?25h"
@@ -238,5 +238,5 @@ def test_interrupted_on_a_narrow_terminal(tmp_path: Path, workers: str) -> None:
     assert (code, same) == (130, True)
     live, after = text.split(CURSOR_SHOWN)
     assert max(map(cell_len, frames(live))) <= 40
-    assert next(filter(None, frames(after))).startswith("interrupted: what was finished is kept")
+    assert next(filter(None, frames(after))).startswith("interrupted: finished work is saved")
     assert (tmp_path / "run" / "seed-1" / "checkpoints" / "last.pt").exists()

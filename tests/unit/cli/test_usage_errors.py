@@ -34,7 +34,7 @@ def test_one_line_and_two(words: list[str], told: str) -> None:
 def test_no_words_at_all_are_answered_with_help() -> None:
     ended = run()
     assert ended.returncode == 2
-    assert "Commands" in ended.stdout
+    assert "Measure:" in ended.stdout
 
 
 def test_exit_codes_pass_through() -> None:

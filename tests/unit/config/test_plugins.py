@@ -74,8 +74,8 @@ def test_an_installed_module_is_not_hidden_by_a_file_of_the_working_directory(wr
         ("", "net.py:", "expected package.module:name"),
         ("", ":make", "expected package.module:name"),
         ("", "gone.py:make", "no such file: gone.py"),
-        ("", "net.py:make", "there is no 'make' in net.py"),
-        ("class A: pass\n", "net.py:A.make", "there is no 'A.make' in net.py"),
+        ("", "net.py:make", "net.py does not define 'make'"),
+        ("class A: pass\n", "net.py:A.make", "net.py does not define 'A.make'"),
         ("def broken(:\n", "net.py:make", "running net.py failed: SyntaxError"),
         ("raise OSError('no\\ndisk')\n", "net.py:make", "running net.py failed: OSError: no disk"),
         ("import sys\nsys.exit(3)\n", "net.py:make", "running net.py failed: SystemExit: 3"),
@@ -84,7 +84,7 @@ def test_an_installed_module_is_not_hidden_by_a_file_of_the_working_directory(wr
         ("def make(): return 1 / 0\n", "net.py:make", "calling it failed: ZeroDivisionError"),
         ("def make(size): pass\n", "net.py:make", "calling it failed: TypeError"),
         ("", "no_such_package.nets:make", "importing no_such_package.nets failed: ModuleNotFoundError"),
-        ("", "runs/x:make", "'runs/x' is neither a module's name nor a .py file"),
+        ("", "runs/x:make", "'runs/x' is neither a module name nor a .py file"),
     ],
 )
 def test_failures_are_one_line_with_the_cause(write, text, spec, said):

@@ -197,8 +197,8 @@ def test_overrides_replace_whole_specs():
         ({"epohcs": 2}, "unknown key 'epohcs': did you mean 'epochs'?"),
         ({"polcy.eta": 2}, "unknown key 'polcy': did you mean 'policy'?"),
         ({"epochs": "two"}, "epochs = 'two': input should be a valid integer"),
-        ({"epochs.more": 1}, "cannot override 'epochs.more': 'epochs' has no settings of that depth"),
-        ({"policy.eta.more": 1}, "cannot override 'policy.eta.more': 'policy' has no settings of that depth"),
+        ({"epochs.more": 1}, "cannot override 'epochs.more': 'epochs' has no setting 'more'"),
+        ({"policy.eta.more": 1}, "cannot override 'policy.eta.more': 'policy' has no setting 'eta.more'"),
     ],
 )
 def test_bad_overrides(overrides, complaint):

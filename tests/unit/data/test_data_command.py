@@ -32,7 +32,7 @@ def test_prepare_and_info(tmp_path, cache):
     assert code == 0
     said = out.splitlines()
     assert said[0] == "cifar10/test: 20 images of 3x32x32 in 10 classes"
-    assert said[1].startswith("not there: ")
+    assert said[1].startswith("missing: ")
     assert said[1].endswith("data_batch_1.bin is missing")
     code, out, _ = invoke("data", "info", "cifar10", "--json", "--out", tmp_path / "out")
     assert code == 0
@@ -78,7 +78,7 @@ def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = invoke("data", "info", "digits", "--out", tmp_path / "file")
     assert code == 2
-    assert "cannot write into" in err
+    assert "cannot write to" in err
 
 
 HOSTILE = [

@@ -18,8 +18,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 import classwise as cw
+from classwise.config.options import EvaluateOptions, command_line
 from classwise.core.errors import InputError
-from classwise.evaluation.command import command
 from classwise.storage.files import read_json, write_json
 
 
@@ -98,11 +98,21 @@ def test_a_gallery_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_is_not_a_default() -> None:
-    options = {"eps": "8/255", "norm": None, "weights": Path("a b.pt"), "split": "test", "seed": 3, "exhaustive": True}
-    line = command("resnet18", "cifar10", ["pgd:steps=5", "fast"], options)
+    options = EvaluateOptions(
+        model="resnet18",
+        data="cifar10",
+        attacks=["pgd:steps=5", "fast:exhaustive=true"],
+        eps="8/255",
+        weights=Path("a b.pt"),
+        seed=3,
+        margins=True,
+        out="run",
+    )
+    line = command_line("evaluate", options)
     assert shlex.split(line) == [
         *("classwise", "evaluate", "--model", "resnet18", "--data", "cifar10", "--attack", "pgd:steps=5"),
-        *("--attack", "fast", "--eps", "8/255", "--weights", "a b.pt", "--seed", "3", "--exhaustive"),
+        *("--attack", "fast:exhaustive=true", "--eps", "8/255", "--weights", "a b.pt", "--seed", "3", "--margins"),
+        *("--out", "run"),
     ]
 
 

@@ -90,7 +90,7 @@ def test_exhaustive_attacks_all_that_is_left(run: Path) -> None:
     verdicts = report.verdicts
     assert verdicts is not None
     assert stages["ensemble-apgd-ce"].attacked == int(verdicts.survived("fast/near-misses").sum()) > left.attacked / 2
-    with pytest.raises(InputError, match="exhaustive goes with the attack fast"):
+    with pytest.raises(InputError, match="exhaustive applies to the attack fast only"):
         cw.evaluate(run, "digits", attacks=["pgd"], eps=EPS, exhaustive=True)
 
 

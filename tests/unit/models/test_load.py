@@ -133,7 +133,7 @@ def test_factory_of_the_user(tmp_path, weights, state):
     assert same(load_model(f"{path}:make", weights=weights), state)
     assert "returned int; expected a torch.nn.Module" in complaint(load_model, f"{path}:number")
     assert "KeyError: 'weights'" in complaint(load_model, f"{path}:broken")
-    assert "there is no 'gone'" in complaint(load_model, f"{path}:gone")
+    assert "does not define 'gone'" in complaint(load_model, f"{path}:gone")
     assert isinstance(load_model("torch.nn:Identity"), nn.Identity)
 
 

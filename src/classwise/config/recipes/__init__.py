@@ -1,6 +1,6 @@
-"""Recipes: one training run as a validated TOML file, named by data set or paper, as in ``digits/wat``.
+"""Recipes: training runs as validated TOML files, named by data set and method, as in ``digits/wat``.
 
-An unknown key, a wrong type or an impossible value is one line that names the key and what it takes.
+An unknown key, a wrong type or an invalid value raises a one-line error with the key, the value and what is accepted.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from classwise.config.plugins import is_attribute_spec
 from classwise.config.spec import Number, Spec, first_line
-from classwise.core.choices import EngineName, Rule
+from classwise.core.choices import EngineName, Norm, RepairRule, Rule
 from classwise.core.errors import InputError, unknown
-from classwise.core.threat import Norm, Threat
 
 SPECS = ("model", "objective", "policy", "validation_attack", "optimizer", "schedule")
-"""Keys that pick something registered: a name, a ``name:key=value`` text, or a table with a name."""
+"""Keys whose value is a spec: a name, ``name:key=value``, or a table with a name."""
 
 Table = dict[str, Any]
 
@@ -30,84 +29,92 @@ class Augment(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    crop: int = Field(0, ge=0, description="pixels of zero padding before a random crop back to size")
-    flip: bool = Field(False, description="mirror half of the images")
+    crop: int = Field(0, ge=0, description="pixels of zero padding before a random crop to the original size")
+    flip: bool = Field(False, description="mirror each image with probability 1/2")
     part: Number | None = Field(
-        None, gt=0, le=1, description="instead of crop: random parts of at least this share of the image's area"
+        None, gt=0, le=1, description="instead of crop: random crops of at least this fraction of the image area"
     )
     size: int | None = Field(
-        None, ge=1, description="pixels that parts are brought to, and that are cut from the middle for validation"
+        None, ge=1, description="side in pixels that random crops are resized to, and of center crops in validation"
     )
 
 
 class DataChoice(BaseModel):
-    """What is trained on. A bare text is the name."""
+    """Training data. Text alone is the name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(description="a data set by name or spec")
-    per_class: int | None = Field(None, ge=1, description="train on so many images of each class, drawn by the seed")
-    without_class: str | int | None = Field(None, description="a class to leave out, by name or number; labels stay")
-    extra: str | None = Field(None, description="a data spec of further images, which make up half of every batch")
-    labeler: str | None = Field(None, description="a model spec; its predictions are the labels of the extra images")
+    name: str = Field(description="data set name or spec")
+    per_class: int | None = Field(None, ge=1, description="number of random training images of each class")
+    without_class: str | int | None = Field(
+        None, description="class to leave out, by name or label; labels do not change"
+    )
+    extra: str | None = Field(None, description="data spec of additional images, half of every batch")
+    labeler: str | None = Field(None, description="model spec; its predictions are the labels of the extra images")
 
 
 class PhaseChoice(BaseModel):
-    """Some epochs of a training; what is not said is as in the rest of the recipe."""
+    """Consecutive epochs with their own settings; unset ones are those of the recipe."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     epochs: int = Field(ge=1)
-    data: str | None = Field(None, description="the same images at another size, as imagenet:resize=160,crop=128")
+    data: str | None = Field(None, description="the same data set at another size, as imagenet:resize=160,crop=128")
     batch_size: int | None = Field(None, ge=1)
     crop: int | None = Field(None, ge=0, description="as in augment")
     size: int | None = Field(None, ge=1, description="as in augment")
 
 
 class RepairChoice(BaseModel):
-    """A repair at the end of a training, fitted to its validation images."""
+    """A repair after training, fitted to the validation images."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     floor: float | None = Field(None, ge=1, lt=100, description="minimum robust accuracy of the worst class in percent")
-    rule: Literal["rho", "worst", "tenth"] | None = Field(None, description="selection without a floor; default rho")
-    method: str = Field("bias", description="a repair method, perhaps with settings")
+    rule: RepairRule | None = Field(None, description="selection without a floor; default rho")
+    method: str = Field("bias", description="repair method spec")
 
 
 class Recipe(BaseModel):
-    """One training run, completely described."""
+    """Complete description of one training run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field("unnamed", description="what the run is called")
+    name: str = Field("unnamed", description="name of the run")
     data: DataChoice
-    model: Table = Field(description="a registered architecture, or file.py:factory")
-    objective: Table = Field(description="what is minimised")
-    policy: Table = Field({"name": "uniform"}, description="the class-wise method")
+    model: Table = Field(description="architecture name, or FILE.py:FACTORY")
+    objective: Table = Field(description="training objective")
+    policy: Table = Field({"name": "uniform"}, description="class-wise method")
     norm: Norm = "Linf"
     eps: str = Field("8/255", description="radius of the training attack")
-    attack: Table = Field({}, description="settings of the objective's own attack, as steps or step_size")
-    validation_attack: Table = Field({"name": "pgd", "steps": 10}, description="measures validation accuracy")
+    attack: Table = Field({}, description="settings of the training attack, as steps or step_size")
+    validation_attack: Table = Field(
+        {"name": "pgd", "steps": 10}, description="attack that measures validation accuracy"
+    )
     epochs: int = Field(ge=1)
     batch_size: int = Field(128, ge=1)
-    phases: list[PhaseChoice] = Field([], description="epochs on images of different sizes, one after the other")
-    start: str | None = Field(None, description="a run directory or a weights file to start from")
+    phases: list[PhaseChoice] = Field([], description="consecutive epochs with images of different sizes")
+    start: str | None = Field(None, description="run directory or weights file of the initial weights")
     optimizer: Table = {"name": "sgd"}
     schedule: Table = {"name": "constant"}
     augment: Augment = Augment()
     validation_per_class: int = Field(ge=0, description="training images per class held out for validation")
-    ema: Number = Field(0.0, ge=0, lt=1, description="decay of the weight average, reached gradually; 0: off")
-    fawa: Table | None = Field(None, description="instead of ema: average the epochs whose worst class holds")
+    ema: Number = Field(
+        0.0, ge=0, lt=1, description="decay of the exponential moving average of the weights, reached gradually; 0: off"
+    )
+    fawa: Table | None = Field(
+        None, description="instead of ema: fairness-aware weight averaging of epochs whose worst class reaches a limit"
+    )
     awp: Table | None = Field(None, description="adversarial weight perturbation")
-    clip: Number | None = Field(None, gt=0, description="largest gradient norm")
+    clip: Number | None = Field(None, gt=0, description="maximum gradient norm")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="auto: bf16 on a GPU, unless engine is eager"
     )
-    engine: EngineName = Field("auto", description="how a step runs; auto: compiled on a GPU, eager elsewhere")
-    select: Rule = Field("robust+worst", description="what makes an epoch the best, on validation")
-    patience: int | None = Field(None, ge=1, description="epochs without a better one after which training ends")
-    guard: Table | None = Field(None, description="what to do about catastrophic overfitting")
-    repair: RepairChoice | None = Field(None, description="repair the best epoch into the directory ``repaired``")
+    engine: EngineName = Field("auto", description="auto: compiled on a GPU, else eager")
+    select: Rule = Field("robust+worst", description="rule that selects the best epoch on validation images")
+    patience: int | None = Field(None, ge=1, description="stop after this many epochs without improvement")
+    guard: Table | None = Field(None, description="response to catastrophic overfitting")
+    repair: RepairChoice | None = Field(None, description="repair of the best epoch, saved in the directory repaired")
     seed: int = Field(0, ge=0, lt=2**63)
 
     @field_validator(*SPECS, mode="before")
@@ -125,14 +132,14 @@ class Recipe(BaseModel):
     @field_validator("phases")
     @classmethod
     def _whole(cls, given: list[PhaseChoice], info: ValidationInfo) -> list[PhaseChoice]:
-        total, epochs = sum(phase.epochs for phase in given), info.data.get("epochs")  # which stands before phases
+        total, epochs = sum(phase.epochs for phase in given), info.data.get("epochs")  # validated before phases
         if given and epochs is not None and total != epochs:
-            raise ValueError(f"the phases have {total} epochs, the recipe {epochs}")
+            raise ValueError(f"the phases have {total} epochs in total, the recipe has {epochs}")
         return given
 
     @property
     def data_at_the_end(self) -> str:
-        """The images of the last phase, at the size at which the model is asked afterwards."""
+        """The data spec of the last phase, at the image size of later evaluations."""
         last = self.phases[-1] if self.phases else PhaseChoice(epochs=self.epochs)
         name, size = last.data or self.data.name, last.size or self.augment.size
         if size is None or is_attribute_spec(name):
@@ -143,11 +150,13 @@ class Recipe(BaseModel):
     @field_validator("eps", mode="before")
     @classmethod
     def _radius(cls, given: Any, info: ValidationInfo) -> str:
-        return Threat.parse(given, info.data.get("norm", "Linf")).text  # norm stands before eps
+        from classwise.core.threat import Threat  # imports torch, which listing recipes does not need
+
+        return Threat.parse(given, info.data.get("norm", "Linf")).text  # norm is validated before eps
 
 
 def load_recipe(recipe: str | Path | Recipe, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """A recipe by name, from a file or as it is, with single keys overridden (``objective.beta`` reaches inside)."""
+    """Load a recipe by name or from a file, or copy one, and override single keys, as ``objective.beta``."""
     if isinstance(recipe, Recipe):
         content, origin = recipe.model_dump(), f"recipe {recipe.name!r}"
     else:
@@ -163,18 +172,18 @@ def load_recipe(recipe: str | Path | Recipe, overrides: Mapping[str, Any] | None
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
+    """Return the names of the recipes of the package."""
     root = Path(str(files(__package__)))
     return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.toml"))
 
 
 def recipe_header(name: str) -> str:
-    """The first comment line of a recipe: what it is."""
+    """Return the first comment line of a recipe, its title."""
     return _find(name).read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
 
 
 def parse_overrides(items: list[str]) -> dict[str, Any]:
-    """Overrides from a command line; values are TOML where they read as such, else text.
+    """Parse overrides of a command line; values are TOML if they parse as such, else text.
 
     >>> parse_overrides(["seed=3", "policy=wat:eta=0.05", "augment.flip=true"])
     {'seed': 3, 'policy': 'wat:eta=0.05', 'augment.flip': True}
@@ -183,7 +192,7 @@ def parse_overrides(items: list[str]) -> dict[str, Any]:
     for item in items:
         key, equals, text = item.partition("=")
         if not equals or not key.strip():
-            raise InputError(f"cannot read override {item!r}: expected key=value")
+            raise InputError(f"override {item!r}: expected key=value, as seed=1")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -223,12 +232,12 @@ def _override(content: Table, key: str, value: Any) -> None:
     inner = content.get(first, {})
     if first in SPECS and not inner and not Recipe.model_fields[first].is_required():
         inner = Recipe.model_fields[first].default
-    # A shorthand text grows into a table before a setting inside it is changed.
+    # A spec as text becomes a table before one of its settings is changed.
     inner = _table(inner) if first in SPECS and inner else inner
     inner = {"name": inner} if first == "data" and isinstance(inner, str) else inner
     inner = {} if inner is None else inner
     if not isinstance(inner, Mapping) or len(rest) > 1:
-        raise InputError(f"cannot override {key!r}: {first!r} has no settings of that depth")
+        raise InputError(f"cannot override {key!r}: {first!r} has no setting {'.'.join(rest)!r}")
     content[first] = {**inner, rest[0]: value}
 
 
@@ -245,11 +254,11 @@ def _explain(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return str(unknown("key", str(first["loc"][-1]), known))
     if first["type"] == "missing":
-        return f"{key} is missing: {known[str(first['loc'][-1])].description or 'it is needed'}"
+        return f"{key} is missing: {known[str(first['loc'][-1])].description or 'required'}"
     return f"{key} = {first['input']!r:.80}: {first_line(error)}"
 
 
 def repaired_recipe(trained: Mapping[str, Any], method: str, choice: str | None) -> dict[str, Any]:
-    """The recipe of a repaired model: that of the original, with the repair."""
+    """Return the recipe of a repaired model: that of the original, with the repair."""
     name = {"name": f"{trained['name']} + {method} repair"} if "name" in trained else {}
     return {**trained, **name, "repaired": {"name": method, "choice": choice}}

@@ -1,4 +1,4 @@
-"""A command in several processes on this machine, which ``torchrun`` would start on several machines."""
+"""A command in several processes on this machine, as ``torchrun`` starts them on several machines."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import typer
 from classwise.core.errors import InputError
 
 
-def leading() -> bool:
-    """Whether this process speaks for all that were started with it."""
+def is_main_process() -> bool:
+    """Whether this process prints: the first of those started together, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def leave(code: int | None) -> NoReturn:
-    """Exit. One of several processes does so at once.
+def exit_process(code: int | None) -> NoReturn:
+    """Exit; as one of several processes at once.
 
-    If it fails, what it was telling the others cannot be ended; if not, the threads that talk to them may be caught by
-    the interpreter's end, and abort a process whose work is done.
+    After an error a pending collective operation would wait for the other processes; after success the threads of the
+    process group may be caught by the end of the interpreter and abort a process whose work is done.
     """
     if "RANK" in os.environ:
         sys.stdout.flush()
@@ -32,21 +32,19 @@ def leave(code: int | None) -> NoReturn:
     sys.exit(code)
 
 
-def in_processes(number: int) -> None:
-    """Run this very command in so many processes, each of which is told its place; then exit as they did.
+def run_in_processes(number: int) -> None:
+    """Run this command again in ``number`` processes, each with its own rank, then exit with their exit code.
 
-    If one of them fails, the others are stopped. A process that was started so returns at once.
+    If one of them fails, the others are stopped. Returns at once in a process that was started so.
     """
     if "RANK" in os.environ:
         return
-    if number < 1:
-        raise InputError(f"{number} processes; expected 1 or more")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     for name in ("torch.distributed", "torch.distributed.elastic.agent.server.api"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes say themselves what is wrong
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes print their own errors
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number)))
     config = LaunchConfig(
         min_nodes=1,
@@ -62,7 +60,7 @@ def in_processes(number: int) -> None:
     except SignalException as stopped:
         raise typer.Exit(128 + stopped.sigval) from None
     except ChildFailedError as failed:
-        # When one ends, the others do: those that notice by themselves, and the rest by SIGTERM.
+        # When one ends, so do the others: by themselves if they notice it, else by SIGTERM.
         for rank, failure in failed.failures.items():
             if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
                 raise InputError(f"process {rank + 1} of {number} was killed by signal {-failure.exitcode}") from None

@@ -1,4 +1,4 @@
-"""``classwise list``: what there is."""
+"""``classwise list``: names, settings and descriptions of everything that commands accept by name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from classwise.cli.console import guarded, say_json, table
+from classwise.cli.registry_source import entries, nested_names
 
 
 class Kind(StrEnum):
-    """What can be listed."""
+    """What to list."""
 
     ATTACKS = "attacks"
     METHODS = "methods"
@@ -28,21 +29,26 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Listing:
-    """A table of what there is."""
+    """A table of names with their descriptions."""
 
     title: str
     rows: list[list[str]]
-    columns: list[str] = field(default_factory=lambda: ["name", "settings", "what it is"])
+    columns: list[str] = field(default_factory=lambda: ["name", "settings", "description"])
     named: bool = True
-    """Whether its first column is what is listed, or says more of it."""
+    """Whether the first column holds the names listed; the JSON output contains those only."""
 
 
 @guarded
-def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the names as JSON.")] = False,
+def list_names(
+    kind: Annotated[Kind, typer.Argument(help="What to list.", metavar="|".join(Kind))],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the names as JSON.", rich_help_panel="Output")] = False,
 ) -> None:
-    """List attacks, methods, models, data sets, recipes, analyses, studies or repairs with their settings."""
+    """List attacks, methods, models, data sets, recipes, analyses, studies or repairs with their settings.
+
+    Examples:
+      classwise list attacks
+      classwise list recipes --json
+    """
     tables = _TABLES[kind]()
     if as_json:
         say_json([row[0] for part in tables if part.named for row in part.rows])
@@ -52,15 +58,15 @@ def list_(
 
 
 def _attacks() -> list[Listing]:
-    from classwise.attacks import ATTACKS
-    from classwise.corruptions import CORRUPTIONS
-
-    every = [
+    families = nested_names("corruptions", "FAMILIES")
+    kinds = [kind for family in families.values() for kind in family]
+    corruptions = [
         "corruptions",
-        f"kind={'+'.join(CORRUPTIONS)} family=noise+blur+weather+digital severity=1+2+3+4+5",
-        "Natural corruptions of Hendrycks & Dietterich: no ball, no attacker.",
+        f"kind={'+'.join(kinds)} family={'+'.join(families)} severity=1+2+3+4+5",
+        "Natural corruptions of Hendrycks & Dietterich, without an attack.",
     ]
-    return [Listing("attacks", [*_registered(ATTACKS), every])]
+    attacks = [[one.name, join_settings(one.settings), one.summary] for one in entries("attacks", "ATTACKS")]
+    return [Listing("attacks", [*attacks, corruptions])]
 
 
 def _methods() -> list[Listing]:
@@ -68,23 +74,23 @@ def _methods() -> list[Listing]:
     from classwise.policies import POLICIES
     from classwise.training.compatibility import conflict, traits_of
 
-    plain = {name: kind() for name, kind in OBJECTIVES.items()}
+    built = {name: kind() for name, kind in OBJECTIVES.items()}
     objectives = [
         [name, OBJECTIVES[name].paper, f"{traits_of(objective).cost:g}", *_registered({name: OBJECTIVES[name]})[0][1:]]
-        for name, objective in plain.items()
+        for name, objective in built.items()
     ]
     policies = [
         [name, kind.paper, ", ".join(kind.turns), ", ".join(kind.uses), *_registered({name: kind})[0][1:]]
         for name, kind in POLICIES.items()
     ]
     matrix = [
-        [name, *("–" if conflict(kind, objective) else "yes" for objective in plain.values())]
+        [name, *("–" if conflict(kind, objective) else "yes" for objective in built.values())]
         for name, kind in POLICIES.items()
     ]
     return [
-        Listing("objective =", objectives, ["name", "paper", "passes an image", "settings", "what it is"]),
-        Listing("policy =", policies, ["name", "paper", "turns", "looks at", "settings", "what it is"]),
-        Listing("which policy makes sense on which objective", matrix, ["", *plain], named=False),
+        Listing("objective =", objectives, ["name", "paper", "passes per image", "settings", "description"]),
+        Listing("policy =", policies, ["name", "paper", "controls", "statistics", "settings", "description"]),
+        Listing("policies (rows) that work with objectives (columns)", matrix, ["", *built], named=False),
     ]
 
 
@@ -105,7 +111,7 @@ def _datasets() -> list[Listing]:
         return f"{len(card.classes)} classes{groups}, images of {size}, from {card.hub or 'scikit-learn'}"
 
     def settings(card: DatasetCard) -> str:
-        return _settings(DatasetSettings, without=("resize", "crop") if card.resize is None else ())
+        return settings_text(DatasetSettings, without=("resize", "crop") if card.resize is None else ())
 
     return [Listing("datasets", [[name, settings(card), about(card)] for name, card in DATASETS.items()])]
 
@@ -119,22 +125,22 @@ def _recipes() -> list[Listing]:
 def _analyses() -> list[Listing]:
     from classwise.analysis import QUESTIONS
 
-    rows = [[name, one.runs, _settings(one.ask), one.about] for name, one in QUESTIONS.items()]
-    return [Listing("analyses", rows, ["name", "runs", "settings", "what it asks"])]
+    rows = [[name, one.runs, settings_text(one.ask), one.about] for name, one in QUESTIONS.items()]
+    return [Listing("analyses", rows, ["name", "runs", "settings", "description"])]
 
 
 def _studies() -> list[Listing]:
     from classwise.studies import load_study, study_names
 
-    found = {name: load_study(name) for name in study_names()}
-    rows = [[name, ", ".join(study.runs), study.about] for name, study in found.items()]
-    return [Listing("studies", rows, ["name", "runs", "what it is"])]
+    studies = {name: load_study(name) for name in study_names()}
+    rows = [[name, ", ".join(study.runs), study.about] for name, study in studies.items()]
+    return [Listing("studies", rows, ["name", "runs", "description"])]
 
 
 def _repairs() -> list[Listing]:
     from classwise.repairs.methods import METHODS
 
-    rows = [[name, _settings(kind), getattr(kind, "about", "")] for name, kind in METHODS.items()]
+    rows = [[name, settings_text(kind), getattr(kind, "about", "")] for name, kind in METHODS.items()]
     return [Listing("repairs", rows)]
 
 
@@ -151,27 +157,37 @@ _TABLES: Mapping[Kind, Callable[[], list[Listing]]] = {
 
 
 def _registered(registry: Mapping[str, Callable[..., Any]]) -> list[list[str]]:
-    return [[name, _settings(factory), _first_sentence(factory)] for name, factory in registry.items()]
+    return [[name, settings_text(factory), first_line(factory)] for name, factory in registry.items()]
 
 
-def _settings(factory: Callable[..., Any], without: Sequence[str] = ()) -> str:
+def settings_text(factory: Callable[..., Any], without: Sequence[str] = ()) -> str:
     parameters = inspect.signature(factory).parameters.values()
-    left_out = {"progress", *without}
-    given = [p for p in parameters if p.default is not inspect.Parameter.empty and p.name not in left_out]
-    return " ".join(_setting(p.name, p.default) for p in given)
+    omitted = {"progress", *without}
+    return join_settings(
+        {
+            one.name: one.default
+            for one in parameters
+            if one.default is not inspect.Parameter.empty and one.name not in omitted
+        }
+    )
+
+
+def join_settings(defaults: Mapping[str, Any]) -> str:
+    """Format settings and their defaults as in a spec."""
+    return " ".join(_setting(name, default) for name, default in defaults.items())
 
 
 def _setting(name: str, default: Any) -> str:
-    """A default as it would be written in a spec; the bare name where there is none."""
+    """Format a setting and its default as in a spec; the name alone for no default."""
     if default is None or default == ():
         return name
     if is_dataclass(default) and not isinstance(default, type):
-        usual: Any = type(default)()
-        own = [part.name for part in fields(default) if getattr(default, part.name) != getattr(usual, part.name)]
+        plain: Any = type(default)()
+        own = [part.name for part in fields(default) if getattr(default, part.name) != getattr(plain, part.name)]
         return f"{name}=({', '.join(f'{part}={getattr(default, part)}' for part in own)})"
     value = "+".join(f"{part:g}" for part in default) if isinstance(default, tuple) else default
     return f"{name}={value}"
 
 
-def _first_sentence(factory: Callable[..., Any]) -> str:
+def first_line(factory: Callable[..., Any]) -> str:
     return (inspect.getdoc(factory) or "").split("\n")[0]
