@@ -1,8 +1,8 @@
 """Models for benchmarks on a CPU, adversarially trained on the spot for a minute or two: enough to be worth attacking.
 
-classwise bench evaluate --model benchmarks/models.py:mnist_small_cnn --data mnist --eps 0.3 --images 500 \
+python -m benchmarks evaluate --model benchmarks/models.py:mnist_small_cnn --data mnist --eps 0.3 --images 500 \
   --batch-size 250 --attack pgd:steps=40,step_size=0.01,start=zero --peers
-classwise bench evaluate --model benchmarks/models.py:cifar10_tiny_cnn --data cifar10 --eps 4/255 --images 4000 \
+python -m benchmarks evaluate --model benchmarks/models.py:cifar10_tiny_cnn --data cifar10 --eps 4/255 --images 4000 \
   --batch-size 250 --attack fast --rounds 1 --peers
 """
 

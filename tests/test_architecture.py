@@ -39,7 +39,6 @@ ALLOWED: dict[str, set[str]] = {
     "api": ATTACKED | {"evaluation", "training", "repairs", "reporting"},
     "analysis": ATTACKED | {"policies", "evaluation", "training", "repairs", "reporting", "api"},
     "studies": BASE | {"analysis", "training", "reporting", "api"},
-    "bench": ATTACKED | {"evaluation", "training", "reporting"},
 }
 TOP = {"", "__main__", "cli"}
 

@@ -48,7 +48,7 @@ app.command("site")(site.site)
 app.command("analyze")(analyze.analyze)
 app.command("check")(check.check)
 app.command("export")(export.export)
-app.add_typer(bench.bench, name="bench")
+app.command("bench", hidden=True, add_help_option=False, context_settings=bench.ANY_ARGUMENTS)(bench.bench)
 app.add_typer(data.data, name="data")
 app.command("list")(list_.list_)
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.reference_style import LOSSES, Inner
+from benchmarks.result import TrainingBench
+from benchmarks.save import save
+from benchmarks.train import REFERENCE, bench_training
 from classwise.attacks import PGD
-from classwise.bench.reference_style import LOSSES, Inner
-from classwise.bench.result import TrainingBench
-from classwise.bench.save import save
-from classwise.bench.train import REFERENCE, bench_training
 from classwise.config.recipes import load_recipe
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from classwise.bench.chart import Bar, Group
-from classwise.bench.tables import interval, memory, plain, ratio, seconds
+from benchmarks.chart import Bar, Group
+from benchmarks.tables import interval, memory, plain, ratio, seconds
 from classwise.reporting.estimates import Estimate, share
 from classwise.reporting.part import Part
 from classwise.reporting.report import ThreatInfo

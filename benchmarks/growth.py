@@ -18,10 +18,10 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from benchmarks.result import GrowthBench, GrowthEntry, Slope
+from benchmarks.rounds import Clock, check_rounds, clock_of, interleave, spread, timed
+from benchmarks.watch import peak_memory
 from classwise.attacks import PGD
-from classwise.bench.result import GrowthBench, GrowthEntry, Slope
-from classwise.bench.rounds import Clock, check_rounds, clock_of, interleave, spread, timed
-from classwise.bench.watch import peak_memory
 from classwise.core.progress import SILENT, Progress
 from classwise.storage.run_directory import hardware, versions
 

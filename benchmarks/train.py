@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.reference_style import LOSSES, Inner, Loss
+from benchmarks.result import OURS, TrainingBench, TrainingEntry
+from benchmarks.rounds import Clock, Timed, check_rounds, clock_of, interleave, spread, timed
+from benchmarks.watch import Peak, peak_memory
 from classwise.attacks import PGD
-from classwise.bench.reference_style import LOSSES, Inner, Loss
-from classwise.bench.result import OURS, TrainingBench, TrainingEntry
-from classwise.bench.rounds import Clock, Timed, check_rounds, clock_of, interleave, spread, timed
-from classwise.bench.watch import Peak, peak_memory
 from classwise.core.errors import InputError
 from classwise.core.model_calls import exact
 from classwise.core.progress import SILENT, Progress

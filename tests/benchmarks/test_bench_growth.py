@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from classwise.bench.growth import Size, base_of, bench_growth, entry, sizes_of, slope
+from benchmarks.growth import Size, base_of, bench_growth, entry, sizes_of, slope
 
 
 @settings(max_examples=30)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from classwise.bench.chart import draw
-from classwise.bench.result import Bench
+from benchmarks.chart import draw
+from benchmarks.result import Bench
 from classwise.core.errors import InputError
 from classwise.reporting.tables import markdown
 from classwise.storage.files import write_json, write_text

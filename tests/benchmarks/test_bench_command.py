@@ -1,4 +1,4 @@
-"""``classwise bench`` as a user runs it."""
+"""``python -m benchmarks`` as a user runs it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from classwise.bench import subject
-from classwise.bench.result import EvaluationBench, TrainingBench
+from benchmarks import subject
+from benchmarks.__main__ import bench
+from benchmarks.result import EvaluationBench, TrainingBench
 from classwise.cli import app
 from classwise.storage.files import read_json
 
@@ -48,10 +49,16 @@ def model(tmp_path: Path) -> str:
 
 
 def invoke(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["bench", *(str(argument) for argument in arguments)])
+    result = CliRunner().invoke(bench, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_former_command_says_where_it_went() -> None:
+    result = CliRunner().invoke(app, ["bench", "evaluate", "--peers"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "python -m benchmarks evaluate --peers" in result.stderr
 
 
 def test_evaluate_out_of_the_box() -> None:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import classwise as cw
+from benchmarks import peers
+from benchmarks.evaluate import Arena, Contender, Judged, bench_evaluation, compete
+from benchmarks.result import EvaluationBench
 from classwise.attacks import PGD
-from classwise.bench import peers
-from classwise.bench.evaluate import Arena, Contender, Judged, bench_evaluation, compete
-from classwise.bench.result import EvaluationBench
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT
 from classwise.core.threat import Threat

@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from classwise.bench.chart import LOG_BEYOND, PLOT, Bar, Group, axis, draw
-from classwise.bench.growth import entry
-from classwise.bench.result import (
+from benchmarks.chart import LOG_BEYOND, PLOT, Bar, Group, axis, draw
+from benchmarks.growth import entry
+from benchmarks.result import (
     AttackCase,
     AttackEntry,
     Bench,
@@ -20,8 +20,8 @@ from classwise.bench.result import (
     TrainingBench,
     TrainingEntry,
 )
-from classwise.bench.rounds import spread
-from classwise.bench.save import check_place, save
+from benchmarks.rounds import spread
+from benchmarks.save import check_place, save
 from classwise.core.errors import InputError
 from classwise.reporting.estimates import Estimate, estimate
 from classwise.reporting.report import ThreatInfo

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from classwise.bench.result import Spread
+from benchmarks.result import Spread
 from classwise.core.errors import InputError
 from classwise.core.progress import Progress
 

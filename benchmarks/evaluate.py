@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.peers import AnyAttack, Asked, Peer, peers_of
+from benchmarks.result import OURS, AttackCase, AttackEntry, EvaluationBench, Spread
+from benchmarks.rounds import Clock, check_rounds, clock_of, interleave, spread, timed
+from benchmarks.watch import Passes, Peak, counting, peak_memory
 from classwise.accelerate import searcher
 from classwise.attacks import BallAttack
 from classwise.attacks.adapters.call import untouched
-from classwise.bench.peers import AnyAttack, Asked, Peer, peers_of
-from classwise.bench.result import OURS, AttackCase, AttackEntry, EvaluationBench, Spread
-from classwise.bench.rounds import Clock, check_rounds, clock_of, interleave, spread, timed
-from classwise.bench.watch import Passes, Peak, counting, peak_memory
 from classwise.core.choices import EngineName
 from classwise.core.errors import InputError, one_line
 from classwise.core.model_calls import blamed_on_the_model, device_of, dtype_of, logits_of

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from classwise.bench import watch
-from classwise.bench.rounds import interleave, rotated, spread, timed
-from classwise.bench.watch import counting, peak_memory
+from benchmarks import watch
+from benchmarks.rounds import interleave, rotated, spread, timed
+from benchmarks.watch import counting, peak_memory
 from classwise.core.progress import SILENT
 
 CPU = torch.device("cpu")
