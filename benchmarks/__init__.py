@@ -1,1 +1,1 @@
-"""Side by side with others: what an attack or a training step costs, measured in rounds in one process."""
+"""Benchmarks: this package beside its peers, in one process, and the studies behind the figures of the docs."""

@@ -1,44 +1,46 @@
-"""Attacks side by side: ours and the same attack by others, on the same model, images, start and budget."""
+"""Attacks side by side: ours and the same attack by other libraries, on the same model, images, start and budget.
+
+Every contender attacks all images, also those that the model misclassifies, and every result passes the same check.
+Our ensembles (attacks with stages or variants) run as a whole call of ``classwise.evaluate``, trust checks included;
+their passes are those of the report.
+"""
 
 # B batch, K classes, N images
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peers import AnyAttack, Asked, Peer, peers_of
-from benchmarks.result import OURS, AttackCase, AttackEntry, EvaluationBench, Spread
-from benchmarks.rounds import Clock, check_rounds, clock_of, interleave, spread, timed
-from benchmarks.watch import Passes, Peak, counting, peak_memory
+import classwise as cw
+from benchmarks.measure import Clock, Measured, Passes, check_rounds, compete, spread
+from benchmarks.peers import Settings, peers_of, version_of
+from benchmarks.result import OURS, Bench, circumstances, interval, memory, protocol, seconds, table, times
 from classwise.accelerate import searcher
 from classwise.attacks import BallAttack
 from classwise.attacks.adapters.call import untouched
 from classwise.core.choices import EngineName
-from classwise.core.errors import InputError, one_line
-from classwise.core.model_calls import blamed_on_the_model, device_of, dtype_of, logits_of
+from classwise.core.errors import InputError
+from classwise.core.model_calls import blamed_on_the_model, device_of, dtype_of, exact, logits_of
 from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
 from classwise.data import ImageSet, ordered
-from classwise.evaluation.evaluate import count_classes, fitting_batch
 from classwise.evaluation.suite import Suite
-from classwise.evaluation.work import Parts, Work, predict
-from classwise.reporting.estimates import Estimate, estimate
-from classwise.reporting.report import ThreatInfo
-from classwise.storage.run_directory import hardware, versions
-from classwise.storage.verdicts import Verdicts
+from classwise.reporting.estimates import estimate
+from classwise.storage.run_directory import versions
 
 
 class Plain(nn.Module):
-    """A model as any library takes it: answers are plain logits in the type of the images.
+    """A model as any library takes it: plain logits in the type of the images.
 
-    A module of its own, so that hooks on it are met: one library takes a Sequential apart.
+    It is no Sequential, whose layers ART would call one by one, past the hooks that count passes.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -51,166 +53,89 @@ class Plain(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """How many images survive, and how many results lay outside the ball and were thrown away."""
+    """Images that stay correct, and results outside the ball; the passes, if an evaluation has counted them."""
 
     robust: int
     rejected: int
-
-
-Found = Tensor | Judged
-"""Attacked images, in the order of those given; or what the evaluation has judged already."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contender:
-    """Somebody who attacks all the images when called."""
-
-    name: str
-    version: str | None
-    modules: tuple[nn.Module, ...]
-    """Through which it asks the model."""
-    run: Callable[[], Found]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class First:
-    """What the warm-up round tells of a contender."""
-
-    seconds: float
-    passes: Passes
-    peak: Peak
-    judged: Judged
+    passes: Passes | None = None
 
 
 @dataclass(kw_only=True)
 class Arena:
-    """The model and the images that everybody works on, and the one check of what they find."""
+    """The model, the images and the threat that all contenders share, and the check of what they return."""
 
     model: nn.Module
     images: ImageSet
+    """Only those that take part."""
     index: Tensor
-    """(N,) which of these take part."""
+    """(N,) their positions in the data set."""
     x: Tensor
     y: Tensor
     threat: Threat
-    num_classes: int
     batch_size: int
-    seed: int
+    seed: int = 0
     engine: EngineName = "auto"
-    clock: Clock
+    num_classes: int = field(init=False)
     natural: Tensor = field(init=False)
-    """(N,) bool: right when untouched."""
+    """(N,) bool: correct without attack."""
 
     def __post_init__(self) -> None:
-        self.natural = self.right(self.x)
+        self.plain = Plain(self.model).eval()
+        with blamed_on_the_model("on clean images"):
+            self.natural = self.correct(self.x)
 
-    @property
-    def device(self) -> torch.device:
-        return self.x.device
+    def correct(self, x: Tensor) -> Tensor:
+        """(N,) bool: which images get their label, in float32."""
+        with torch.no_grad(), exact(x.device):
+            logits = torch.cat([self.plain(batch) for batch in torch.split(x, self.batch_size)])
+        self.num_classes = logits.shape[1]
+        return logits.argmax(1) == self.y
 
-    def right(self, x: Tensor) -> Tensor:
-        """(N,) bool: which images get their label, in plain float32."""
-        labels = [predict(self.model, batch) for batch in torch.split(x, self.batch_size)]
-        return torch.from_numpy(np.concatenate(labels)).to(self.device) == self.y
-
-    def judge(self, found: Found) -> Judged:
-        """What became of the images; a result outside the ball leaves its image as it was."""
+    def judge(self, found: Tensor | Judged) -> Judged:
+        """Check the attacked images. One outside the ball counts as its original."""
         if isinstance(found, Judged):
             return found
         if found.shape != self.x.shape:
             raise InputError(f"returned {tuple(found.shape)}; expected images of shape {tuple(self.x.shape)}")
         found = found.to(self.x)
         inside = self.threat.ball(self.x).contains(found)
-        right = self.right(torch.where(inside[:, None, None, None], found, self.x))
-        return Judged(robust=int((self.natural & right).sum()), rejected=int((~inside).sum()))
+        correct = self.correct(torch.where(inside[:, None, None, None], found, self.x))
+        return Judged(robust=int((self.natural & correct).sum()), rejected=int((~inside).sum()))
 
-    def ours(self, attack: AnyAttack) -> Contender:
-        """Our own attack."""
+    def ours(self, attack: Any) -> tuple[Callable[[], Tensor | Judged], list[nn.Module]]:
+        """Our attack on all images, and the modules through which it calls the model."""
+        if attack.variants() or attack.stages(self.num_classes):
+            return partial(self._evaluated, attack), []
         searched = searcher(self.model, self.x, self.engine) if isinstance(attack, BallAttack) else self.model
-        parts = Parts.of(OURS, attack, self.num_classes)
-        return Contender(
-            name=OURS,
-            version=versions()["classwise"],
-            modules=tuple(dict.fromkeys((searched, self.model))),
-            run=partial(evaluate_all, attack, parts, searched, self)
-            if parts.stages or parts.variants
-            else partial(attack_all, attack, searched, self),
+        return partial(self._attacked, attack, searched), list(dict.fromkeys((searched, self.model)))
+
+    def _attacked(self, attack: Any, searched: nn.Module) -> Tensor:
+        batches = torch.split(torch.arange(len(self.x), device=self.x.device), self.batch_size)
+        with blamed_on_the_model("under attack"):
+            return torch.cat(
+                [
+                    attack(searched, self.x[rows], self.y[rows], generator=ExampleNoise(self.seed, self.index[rows]))
+                    for rows in batches
+                ]
+            )
+
+    def _evaluated(self, attack: Any) -> Judged:
+        report = cw.evaluate(
+            self.model,
+            self.images,
+            attacks=[attack],
+            eps=self.threat.text,
+            norm=self.threat.norm,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            engine=self.engine,
         )
-
-    def theirs(self, peer: Peer, asked: Asked) -> Contender:
-        """The attack of a peer."""
-        return Contender(
-            name=peer.name,
-            version=peer.version,
-            modules=(asked.model,),
-            run=partial(peer.search, self.x, self.y),
+        (info,), overall = report.attacks.values(), report[next(iter(report.attacks))].overall
+        return Judged(
+            robust=round((overall.value or 0) / 100 * overall.n),
+            rejected=info.rejected,
+            passes=Passes(info.forwards, info.backwards),
         )
-
-    def first(self, contender: Contender) -> First:
-        """A contender's warm-up run, watched and judged."""
-        with peak_memory(self.device) as peak, counting(*contender.modules) as passes:
-            warm_up = timed(self.clock, contender.run)
-        return First(seconds=warm_up.seconds, passes=passes, peak=peak, judged=self.judge(warm_up.result))
-
-    def tried(self, contender: Contender) -> First | str:
-        """The same, or one line where another library fails; if we do, that is an error."""
-        if contender.name == OURS:
-            with blamed_on_the_model("under attack"):
-                return self.first(contender)
-        try:
-            return self.first(contender)
-        except Exception as error:  # a stranger's code may raise anything
-            return one_line(error, 120)
-
-    def seconds(self, run: Callable[[], Found]) -> float:
-        """What a run takes."""
-        with blamed_on_the_model("in a later round, not in the first"):
-            return timed(self.clock, run).seconds
-
-
-def attack_all(attack: AnyAttack, searched: nn.Module, arena: Arena) -> Tensor:
-    """A single attack on all images in batches: also on those that the model gets wrong untouched, as others do it."""
-    rows = torch.arange(len(arena.x), device=arena.device)
-    return torch.cat(
-        [
-            attack(searched, arena.x[some], arena.y[some], generator=ExampleNoise(arena.seed, arena.index[some]))
-            for some in torch.split(rows, arena.batch_size)
-        ]
-    )
-
-
-def evaluate_all(attack: AnyAttack, parts: Parts, searched: nn.Module, arena: Arena) -> Judged:
-    """An attack of several parts, by the evaluation itself: it decides which part works on which images.
-
-    The check of each part's results, the same as everybody's, is then part of the work, as it is in the ensembles of
-    others.
-    """
-    index = arena.index.cpu().numpy()
-    verdicts = Verdicts.pending(
-        index,
-        arena.images.labels[index],
-        attacks=[OURS, *parts.variants],
-        stages=list(parts.stages),
-        corrupted=[],
-    )
-    work = Work(
-        arena.model,
-        searched,
-        arena.images,
-        verdicts,
-        arena.threat,
-        arena.batch_size,
-        arena.seed,
-        directory=None,
-        fingerprint="",
-        progress=SILENT,
-    )
-    work.natural()
-    work.attack(OURS, attack, parts)
-    return Judged(
-        robust=int(verdicts.survived(OURS).sum()),
-        rejected=sum(int(effort["rejected"]) for effort in work.effort.values()),
-    )
 
 
 def bench_evaluation(
@@ -220,134 +145,160 @@ def bench_evaluation(
     *,
     name: str,
     count: int = 500,
-    batch_size: int | None = None,
+    batch_size: int = 250,
     rounds: int = 5,
     peers: bool = False,
     seed: int = 0,
     engine: EngineName = "auto",
     clock: Clock | None = None,
     progress: Progress = SILENT,
-) -> EvaluationBench:
-    """Measure every attack of a suite, with ``peers`` beside the same attack by everybody who is installed.
+) -> Bench:
+    """Measure every attack of a suite, with ``peers`` beside the same attack by every library that is installed.
 
-    ``name`` is what the model is called; ``count`` images are taken evenly from the set.
+    ``name`` is the name of the model; ``count`` evenly spaced images are attacked.
     """
     check_rounds(rounds)
-    if count < 1:
-        raise InputError(f"images must be at least 1, got {count}")
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    for what, number in (("images", count), ("batch_size", batch_size)):
+        if number < 1:
+            raise InputError(f"{what} must be at least 1, got {number}")
     if suite.corruptions or not suite.attacks:
-        raise InputError("a bench measures attacks, one or several; corruptions are not among them")
+        raise InputError("a bench measures one or several attacks, and no corruptions")
     model.eval()
-    device = device_of(model)
-    num_classes = count_classes(model, images)
     rows = np.linspace(0, len(images) - 1, min(count, len(images)), dtype=np.int64)
-    x, y, index = next(ordered(images, rows, len(rows), device))
+    x, y, index = next(ordered(images, rows, len(rows), device_of(model)))
     arena = Arena(
         model=model,
-        images=images,
+        images=images.take(rows),
         index=index,
         x=x,
         y=y,
         threat=suite.threat,
-        num_classes=num_classes,
-        batch_size=min(batch_size or fitting_batch(images, device), len(rows)),
+        batch_size=min(batch_size, len(rows)),
         seed=seed,
         engine=engine,
-        clock=clock or clock_of(device),
     )
     notes: list[str] = []
-    cases: list[AttackCase] = []
-    interrupted = False
+    cases: list[dict[str, Any]] = []
+    done = rounds
     with untouched(model):
         for key, (spec, attack) in suite.attacks.items():
-            contenders = [arena.ours(attack)]
-            if peers:
-                found, left_out = _peers(arena, attack)
-                contenders, notes = contenders + found, notes + left_out
             try:
-                entries = compete(arena, contenders, rounds, f"bench {key}", progress, notes)
+                entries, left_out = bench_attack(
+                    arena, attack, rounds, peers=peers, clock=clock, task=f"bench {key}", progress=progress
+                )
             except KeyboardInterrupt:
                 if not cases:
                     raise
-                interrupted = True
+                done = 0
                 break
-            cases.append(AttackCase(spec=spec, settings=repr(attack), entries=entries))
-            interrupted = len(entries[0].seconds.values) < rounds
-            if interrupted:
+            notes += left_out
+            cases.append({"spec": spec, "settings": repr(attack), "entries": entries})
+            done = len(entries[0]["seconds"]["values"])
+            if done < rounds:
                 break
-    return EvaluationBench(
-        device=str(device),
-        hardware=hardware(),
-        versions=versions(),
-        rounds=len(cases[-1].entries[0].seconds.values),
-        interrupted=interrupted,
-        notes=list(dict.fromkeys(notes)),
-        model=name,
-        data=f"{images.name}/{images.split}",
-        images=len(rows),
-        batch_size=arena.batch_size,
-        threat=ThreatInfo(norm=suite.threat.norm, eps=suite.threat.eps, eps_text=suite.threat.text),
-        natural=Estimate(**estimate(int(arena.natural.sum()), len(rows))),
-        cases=cases,
+    content = {
+        **circumstances("evaluate", x.device, len(cases[-1]["entries"][0]["seconds"]["values"]), done < rounds, notes),
+        "model": name,
+        "data": f"{images.name}/{images.split}",
+        "images": len(rows),
+        "batch_size": arena.batch_size,
+        "threat": {"norm": suite.threat.norm, "eps": suite.threat.eps, "eps_text": suite.threat.text},
+        "natural": estimate(int(arena.natural.sum()), len(rows)),
+        "cases": cases,
+    }
+    return present(content)
+
+
+def bench_attack(
+    arena: Arena,
+    attack: Any,
+    rounds: int,
+    *,
+    peers: bool,
+    clock: Clock | None = None,
+    task: str = "bench",
+    progress: Progress = SILENT,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """One attack by every contender, and a line for each library that is left out."""
+    run, modules = arena.ours(attack)
+    runs, watched = {OURS: run}, {OURS: modules}
+    left_out: list[str] = []
+    if peers:
+        settings = Settings(attack=attack, num_classes=arena.num_classes, batch_size=arena.batch_size, seed=arena.seed)
+        found, left_out = peers_of(settings)
+        runs |= {name: partial(peer, arena.plain, arena.x, arena.y, arena.threat) for name, peer in found.items()}
+        watched |= {name: [arena.plain] for name in found}
+    measured, failed = compete(
+        runs,
+        rounds,
+        device=arena.x.device,
+        check=arena.judge,
+        modules=watched,
+        optional=set(runs) - {OURS},
+        clock=clock,
+        task=task,
+        progress=progress,
     )
+    return entries_of(measured, len(arena.x)), left_out + failed
 
 
-def _peers(arena: Arena, attack: AnyAttack) -> tuple[list[Contender], list[str]]:
-    asked = Asked(
-        model=Plain(arena.model).eval(),
-        attack=attack,
-        threat=arena.threat,
-        num_classes=arena.num_classes,
-        shape=tuple(arena.x.shape[1:]),
-        batch_size=arena.batch_size,
-        device=arena.device,
-        seed=arena.seed,
-    )
-    found, left_out = peers_of(asked)
-    return [arena.theirs(peer, asked) for peer in found], left_out
-
-
-def compete(
-    arena: Arena, contenders: Sequence[Contender], rounds: int, task: str, progress: Progress, notes: list[str]
-) -> list[AttackEntry]:
-    """A warm-up round and the rounds that count. The first contender is the measure of the others.
-
-    Who fails in the warm-up round is left out, with a line in ``notes``.
-    """
-    progress.start(task, len(contenders) * (rounds + 1))
-    try:
-        trials = {one.name: partial(arena.tried, one) for one in contenders}
-        warm_up = {name: found[0] for name, found in interleave(trials, 1, _call, progress).items()}
-        notes += [f"{name} is left out: {found}" for name, found in warm_up.items() if isinstance(found, str)]
-        able = {one.name: one for one in contenders if isinstance(warm_up[one.name], First)}
-        times = interleave({name: one.run for name, one in able.items()}, rounds, arena.seconds, progress)
-    finally:
-        progress.finish()
-    spreads = {name: spread(values) for name, values in times.items()}
-    measure = spreads[contenders[0].name].median
+def entries_of(measured: dict[str, Measured[Judged]], n: int) -> list[dict[str, Any]]:
+    """The measurements of contenders for ``bench.json``; ratios are relative to the first."""
+    ours = spread(next(iter(measured.values())).seconds)["median"]
     return [
-        _entry(able[name], found, spreads[name], measure, len(arena.x))
-        for name, found in warm_up.items()
-        if isinstance(found, First)
+        {
+            "name": name,
+            "version": versions()["classwise"] if name == OURS else version_of(name),
+            "seconds": (found := spread(one.seconds)),
+            "ratio": found["median"] / ours,
+            "warm_up": one.warm_up,
+            "forwards": (passes := one.result.passes or one.passes).forwards,
+            "backwards": passes.backwards,
+            "peak_bytes": one.peak_bytes,
+            "robust": estimate(one.result.robust, n),
+            "rejected": one.result.rejected,
+        }
+        for name, one in measured.items()
     ]
 
 
-def _call(run: Callable[[], First | str]) -> First | str:
-    return run()
-
-
-def _entry(contender: Contender, first: First, seconds: Spread, measure: float, n: int) -> AttackEntry:
-    return AttackEntry(
-        name=contender.name,
-        version=contender.version,
-        seconds=seconds,
-        ratio=seconds.median / measure,
-        warm_up=first.seconds,
-        forwards=first.passes.forwards,
-        backwards=first.passes.backwards,
-        peak_bytes=first.peak.bytes,
-        robust=Estimate(**estimate(first.judged.robust, n)),
-        rejected=first.judged.rejected,
+def present(content: dict[str, Any]) -> Bench:
+    """Tables and bars of a bench of attacks."""
+    threat = f"{content['threat']['norm']} eps = {content['threat']['eps_text']}"
+    about = (
+        f"{content['model']}, {content['images']} images of {content['data']} in batches of {content['batch_size']}, "
+        f"{threat}; natural accuracy {_percent(content['natural'])}; {protocol(content)}"
     )
+    columns = ["", "seconds", "min–max", "× ours", "forwards", "backwards", "peak memory", "robust, % [95%]"]
+    return Bench(
+        content=content,
+        tables=[
+            table(case["spec"], about, [*columns, "outside", "warm-up, s"], map(_cells, case["entries"]))
+            for case in content["cases"]
+        ],
+        bars={
+            f"{case['spec']}, {content['images']} images of {content['data']}": {
+                entry["name"]: {**entry["seconds"], "ratio": entry["ratio"]} for entry in case["entries"]
+            }
+            for case in content["cases"]
+        },
+    )
+
+
+def _cells(entry: dict[str, Any]) -> list[str]:
+    return [
+        entry["name"],
+        seconds(entry["seconds"]["median"]),
+        interval(entry["seconds"]),
+        times(entry["ratio"]),
+        f"{entry['forwards']:,}",
+        f"{entry['backwards']:,}",
+        memory(entry["peak_bytes"]),
+        _percent(entry["robust"]),
+        f"{entry['rejected']:,}",
+        seconds(entry["warm_up"]),
+    ]
+
+
+def _percent(found: dict[str, Any]) -> str:
+    return f"{found['value']:.1f} [{found['low']:.1f}, {found['high']:.1f}]"

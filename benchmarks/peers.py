@@ -1,7 +1,7 @@
-"""The same attack by other libraries, called the way their users call them. None is imported before it is asked for.
+"""The same attack by other libraries, called as their users call them. Each library is imported on first use.
 
-Each is given the model as its users would have it: in evaluation mode, with parameters that ask for gradients. What it
-does with them (some compute the gradients of the weights at every step) is part of what it costs.
+A peer is a function ``attack(model, x, y, threat)`` that returns the attacked images. The model is in evaluation mode
+and its parameters require gradients: a library that computes the gradients of the weights at every step pays for them.
 """
 
 # B batch, N images
@@ -25,73 +25,69 @@ import torch
 from torch import Tensor, nn
 
 from classwise.attacks import ATTACKS, PGD, AutoAttack
-from classwise.attacks.adapters import ForeignAttack
 from classwise.attacks.adapters.call import reproducible
-from classwise.attacks.base import BallAttack
-from classwise.core.errors import InputError, one_line
 from classwise.core.threat import Threat
 
-AnyAttack = BallAttack | ForeignAttack
-Search = Callable[[Tensor, Tensor], Tensor]
-"""Images (N, C, H, W) and labels (N,) to attacked images, all of them."""
+Attack = Callable[[nn.Module, Tensor, Tensor, Threat], Tensor]
 TARGETS = 9
-"""Classes that the targeted attacks of the standard ensemble aim at."""
+"""Target classes of the targeted attacks in the standard ensemble."""
+DISTRIBUTIONS = {"art": "adversarial-robustness-toolbox"}
+"""Package name to the name it is distributed under, where they differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a peer is to do."""
+class Settings:
+    """Our attack, whose settings a peer takes over, and what else a library must know."""
 
-    model: nn.Module
-    """Answers with plain logits."""
-    attack: AnyAttack
-    threat: Threat
+    attack: Any
     num_classes: int
-    shape: tuple[int, ...]
-    """Of one image."""
     batch_size: int
-    device: torch.device
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Another library, ready to attack."""
-
-    name: str
-    version: str | None
-    search: Search
-
-
-def peers_of(asked: Asked) -> tuple[list[Peer], list[str]]:
-    """Everybody who has this attack, and a line for each who cannot take part."""
-    registered: dict[type[AnyAttack], str] = {kind: name for name, kind in ATTACKS.items()}
-    makers = PEERS.get(registered.get(type(asked.attack), ""), {})
-    found, left_out = [], [] if makers else [f"no peer is known for {type(asked.attack).__name__}"]
-    for name, make in makers.items():
-        try:
-            if find_spec(name) is None:
-                raise InputError("not installed")
-            with _quiet():
-                search = make(asked)
-        except InputError as error:
-            left_out.append(f"{name} is left out: {error}")
-        except Exception as error:  # a stranger's code may raise anything
-            left_out.append(f"{name} is left out: {one_line(error, 120)}")
+def peers_of(settings: Settings) -> tuple[dict[str, Attack], list[str]]:
+    """Every library that has this attack, and one line for each that is left out."""
+    names = {kind: name for name, kind in ATTACKS.items()}
+    known = PEERS.get(names.get(type(settings.attack), ""), {})
+    found: dict[str, Attack] = {}
+    notes = [] if known else [f"no peer is known for {type(settings.attack).__name__}"]
+    for name, attack in known.items():
+        if find_spec(name) is None:
+            notes.append(f"{name} is left out: not installed")
+        elif isinstance(settings.attack, PGD) and not _is_plain(settings.attack):
+            notes.append(
+                f"{name} is left out: its PGD is untargeted, on cross-entropy, without restarts, "
+                "with a start that is zero or uniform"
+            )
         else:
-            found.append(Peer(name, _version(name), partial(_search, search, asked)))
-    return found, left_out
+            found[name] = partial(_called, attack, settings)
+    return found, notes
 
 
-def _search(search: Search, asked: Asked, x: Tensor, y: Tensor) -> Tensor:
-    """Let a peer work: without its words, from the same random state every time."""
-    with _quiet(), reproducible(asked.seed, asked.device):
-        return search(x, y).detach()
+def version_of(name: str) -> str | None:
+    """The installed version of a library."""
+    try:
+        return importlib.metadata.version(DISTRIBUTIONS.get(name, name))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _is_plain(attack: PGD) -> bool:
+    common = PGD(eps=attack.eps, norm=attack.norm, steps=attack.steps, step_size=attack.step_size, start=attack.start)
+    return attack == common and attack.start != "gaussian"
+
+
+def _called(
+    attack: Callable[..., Tensor], settings: Settings, model: nn.Module, x: Tensor, y: Tensor, threat: Threat
+) -> Tensor:
+    """Call a library without its output, from the same random state every time."""
+    with _quiet(), reproducible(settings.seed, x.device):
+        return attack(model, x, y, threat, settings).detach()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The warnings, logs and prints of others are theirs."""
+    """Suppress the warnings, logs and prints of a library."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -102,132 +98,96 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(DISTRIBUTIONS.get(name, name))
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _step_size(attack: PGD, threat: Threat) -> float:
+    return attack.step_size if attack.step_size is not None else 2.5 * threat.eps / attack.steps
 
 
-DISTRIBUTIONS = {"art": "adversarial-robustness-toolbox"}
-
-
-# ---- PGD
-
-
-@dataclass(frozen=True, slots=True)
-class _Walk:
-    """The settings that all versions of PGD share."""
-
-    eps: float
-    step_size: float
-    steps: int
-    random: bool
-    euclidean: bool
-
-
-def _walk(asked: Asked) -> _Walk:
-    attack = asked.attack
-    assert isinstance(attack, PGD)
-    common = PGD(eps=attack.eps, norm=attack.norm, steps=attack.steps, step_size=attack.step_size, start=attack.start)
-    if attack != common or attack.start == "gaussian":
-        raise InputError(
-            "its PGD is untargeted, on cross-entropy, without restarts, with a start that is zero or uniform"
-        )
-    return _Walk(
-        eps=asked.threat.eps,
-        step_size=attack.step_size if attack.step_size is not None else 2.5 * asked.threat.eps / attack.steps,
-        steps=attack.steps,
-        random=attack.start == "uniform",
-        euclidean=asked.threat.norm == "L2",
+def _torchattacks_pgd(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, settings: Settings) -> Tensor:
+    library, ours = import_module("torchattacks"), settings.attack
+    kind = library.PGDL2 if threat.norm == "L2" else library.PGD
+    attack = kind(
+        model,
+        eps=threat.eps,
+        alpha=_step_size(ours, threat),
+        steps=ours.steps,
+        random_start=ours.start == "uniform",
     )
+    return _in_batches(attack, x, y, settings.batch_size)
 
 
-def _pgd_of_torchattacks(asked: Asked) -> Search:
-    library, walk = import_module("torchattacks"), _walk(asked)
-    kind = library.PGDL2 if walk.euclidean else library.PGD
-    attack = kind(asked.model, eps=walk.eps, alpha=walk.step_size, steps=walk.steps, random_start=walk.random)
-    return _in_batches(attack, asked.batch_size)
+def _foolbox_pgd(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, settings: Settings) -> Tensor:
+    library, ours = import_module("foolbox"), settings.attack
+    kind = library.attacks.L2PGD if threat.norm == "L2" else library.attacks.LinfPGD
+    attack = kind(abs_stepsize=_step_size(ours, threat), steps=ours.steps, random_start=ours.start == "uniform")
+    wrapped = library.PyTorchModel(model, bounds=(0, 1), device=x.device)
+    # The bare attack: calling the object would also judge its results.
+    return _in_batches(lambda x, y: attack.run(wrapped, x, y, epsilon=threat.eps), x, y, settings.batch_size)
 
 
-def _pgd_of_foolbox(asked: Asked) -> Search:
-    library, walk = import_module("foolbox"), _walk(asked)
-    kind = library.attacks.L2PGD if walk.euclidean else library.attacks.LinfPGD
-    attack = kind(abs_stepsize=walk.step_size, steps=walk.steps, random_start=walk.random)
-    model = library.PyTorchModel(asked.model, bounds=(0, 1), device=asked.device)
-    # The attack alone; a call of the object would judge its results too, which is done here for everybody alike.
-    return _in_batches(lambda x, y: attack.run(model, x, y, epsilon=walk.eps), asked.batch_size)
-
-
-def _pgd_of_art(asked: Asked) -> Search:
-    walk = _walk(asked)
+def _art_pgd(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, settings: Settings) -> Tensor:
     classifier = import_module("art.estimators.classification").PyTorchClassifier(
-        model=asked.model,
+        model=model,
         loss=nn.CrossEntropyLoss(),
-        input_shape=asked.shape,
-        nb_classes=asked.num_classes,
+        input_shape=tuple(x.shape[1:]),
+        nb_classes=settings.num_classes,
         clip_values=(0, 1),
-        device_type="gpu" if asked.device.type == "cuda" else "cpu",
+        device_type="gpu" if x.device.type == "cuda" else "cpu",
     )
     attack = import_module("art.attacks.evasion").ProjectedGradientDescentPyTorch(
         classifier,
-        norm=2 if walk.euclidean else np.inf,
-        eps=walk.eps,
-        eps_step=walk.step_size,
-        max_iter=walk.steps,
-        num_random_init=int(walk.random),
-        batch_size=asked.batch_size,
+        norm=2 if threat.norm == "L2" else np.inf,
+        eps=threat.eps,
+        eps_step=_step_size(settings.attack, threat),
+        max_iter=settings.attack.steps,
+        num_random_init=int(settings.attack.start == "uniform"),
+        batch_size=settings.batch_size,
         verbose=False,
     )
-
-    def search(x: Tensor, y: Tensor) -> Tensor:
-        return torch.from_numpy(attack.generate(x.cpu().numpy(), y.cpu().numpy())).to(x)
-
-    return search
+    return torch.from_numpy(attack.generate(x.cpu().numpy(), y.cpu().numpy())).to(x)
 
 
-def _in_batches(attack: Callable[[Tensor, Tensor], Any], size: int) -> Search:
-    def search(x: Tensor, y: Tensor) -> Tensor:
-        return torch.cat([attack(*batch) for batch in zip(torch.split(x, size), torch.split(y, size), strict=True)])
-
-    return search
+def _in_batches(attack: Callable[[Tensor, Tensor], Any], x: Tensor, y: Tensor, size: int) -> Tensor:
+    return torch.cat([attack(*batch) for batch in zip(torch.split(x, size), torch.split(y, size), strict=True)])
 
 
-# ---- the standard ensemble: the authors' code, and the fork on PyPI
-
-
-def _ensemble(library: str, size: str, extras: Mapping[str, Any], asked: Asked) -> Search:
-    settings = asked.attack if isinstance(asked.attack, AutoAttack) else AutoAttack()
+def _ensemble(
+    library: str,
+    size: str,
+    extras: Mapping[str, Any],
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    settings: Settings,
+) -> Tensor:
+    """AutoAttack by its authors, or its fork on PyPI, with our budget."""
+    ours = settings.attack if isinstance(settings.attack, AutoAttack) else AutoAttack()
     attack = import_module(library).AutoAttack(
-        asked.model,
-        norm=asked.threat.norm,
-        eps=asked.threat.eps,
-        seed=asked.seed,
-        version=settings.version,
-        device=asked.device,
+        model,
+        norm=threat.norm,
+        eps=threat.eps,
+        seed=settings.seed,
+        version=ours.version,
+        device=x.device,
         **extras,
     )
-    attack.attacks_to_run = list(settings.names)
+    attack.attacks_to_run = list(ours.names)
     for part in (attack.apgd, attack.apgd_targeted, attack.fab):
-        part.n_iter = settings.steps
+        part.n_iter = ours.steps
     for part in (attack.apgd_targeted, attack.fab):
-        part.n_target_classes = min(TARGETS, asked.num_classes - 1)
-    attack.square.n_queries = settings.queries
-
-    def search(x: Tensor, y: Tensor) -> Tensor:
-        found = attack.run_standard_evaluation(x, y, **{size: asked.batch_size})
-        return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
-
-    return search
+        part.n_target_classes = min(TARGETS, settings.num_classes - 1)
+    attack.square.n_queries = ours.queries
+    found = attack.run_standard_evaluation(x, y, **{size: settings.batch_size})
+    return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
 
 
-ENSEMBLES: Mapping[str, Callable[[Asked], Search]] = {
+_ENSEMBLES: Mapping[str, Callable[..., Tensor]] = {
     "pyautoattack": partial(_ensemble, "pyautoattack", "batch_size", {}),
     "autoattack": partial(_ensemble, "autoattack", "bs", {"verbose": False}),
 }
-PEERS: Mapping[str, Mapping[str, Callable[[Asked], Search]]] = {
-    "pgd": {"torchattacks": _pgd_of_torchattacks, "foolbox": _pgd_of_foolbox, "art": _pgd_of_art},
-    "autoattack": ENSEMBLES,
-    "fast": ENSEMBLES,
+PEERS: Mapping[str, Mapping[str, Callable[..., Tensor]]] = {
+    "pgd": {"torchattacks": _torchattacks_pgd, "foolbox": _foolbox_pgd, "art": _art_pgd},
+    "autoattack": _ENSEMBLES,
+    "fast": _ENSEMBLES,
 }
-"""Attack to library to how it is asked. ``fast`` claims the verdicts of the ensemble, so that is its peer."""
+"""Attack to library to its function. ``fast`` reproduces the verdicts of the ensemble, so the ensemble is its peer."""

@@ -1,273 +1,155 @@
-"""What a bench found: the contents of ``bench.json``, and the tables and bars drawn from it."""
+"""Results of a bench: ``bench.json``, the same as Markdown in ``bench.md``, and bars in ``bench.svg``."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Any, Literal
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+import torch
 
-from benchmarks.chart import Bar, Group
-from benchmarks.tables import interval, memory, plain, ratio, seconds
-from classwise.reporting.estimates import Estimate, share
-from classwise.reporting.part import Part
-from classwise.reporting.report import ThreatInfo
-from classwise.reporting.tables import Table
+from classwise.core.errors import InputError
+from classwise.storage.files import write_json, write_text
+from classwise.storage.run_directory import hardware, versions
 
 OURS = "classwise"
-"""The first of all contenders, and the measure of the others."""
+"""The name of this package among the contenders; ratios are relative to it."""
+LOG_BEYOND = 30
+"""The axis is logarithmic if the longest bar is more than this many times the shortest."""
+OURS_COLOR, OTHER_COLOR = "#3d5670", "#b9c6d3"
 
 
-class Spread(Part):
-    """Several measurements of one thing."""
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """The content of ``bench.json``, its Markdown tables, and the measurements to draw: title to name to spread."""
 
-    median: float
-    low: float
-    high: float
-    values: list[float]
-    """In the order they were taken."""
-
-
-class Bench(Part):
-    """What every bench says of itself."""
-
-    device: str
-    hardware: dict[str, Any]
-    versions: dict[str, str]
-    rounds: int
-    """Complete ones, after the warm-up round."""
-    interrupted: bool = False
-    notes: list[str] = Field(default_factory=list)
-    """Who was left out and why, and what else a reader must know."""
-
-    @abstractmethod
-    def tables(self) -> list[Table]:
-        """The numbers as text."""
-
-    @abstractmethod
-    def groups(self) -> list[Group]:
-        """The times as bars."""
+    content: dict[str, Any]
+    tables: list[str]
+    bars: Mapping[str, Mapping[str, Mapping[str, Any]]]
 
     @property
-    def how(self) -> str:
-        """How often it was measured and where, in words."""
-        ended = " (interrupted)" if self.interrupted else ""
-        gpu = self.hardware.get("gpu") if self.device.startswith("cuda") else None
-        place = gpu or f"CPU threads: {self.hardware.get('threads')}"
-        return f"median of {self.rounds} interleaved rounds{ended} after a warm-up; {place}"
+    def markdown(self) -> str:
+        """Tables, notes, and the software and hardware."""
+        machine = {name: value for name, value in self.content["hardware"].items() if value is not None}
+        about = "; ".join(
+            ", ".join(f"{name} {value}" for name, value in facts.items())
+            for facts in (self.content["versions"], machine)
+        )
+        return "\n\n".join([*self.tables, *self.content["notes"], f"{about}; on {self.content['device']}."]) + "\n"
+
+    def save(self, out: Path) -> None:
+        """Write the three files."""
+        write_text(out / "bench.svg", draw(self.bars))
+        write_text(out / "bench.md", self.markdown)
+        write_json(out / "bench.json", self.content)
 
 
-class AttackEntry(Part):
-    """One contender's attack."""
-
-    name: str
-    version: str | None
-    seconds: Spread
-    ratio: float
-    """Its median over ours: above 1 it is slower than we are."""
-    warm_up: float
-    """Seconds of the first call, which also makes what is made once."""
-    forwards: int
-    backwards: int
-    """Images through the model and gradients back to images, by hooks on the model, in the warm-up round."""
-    peak_bytes: int | None
-    """Memory beyond what was in use before, in the warm-up round."""
-    robust: Estimate
-    """Accuracy left, in percent, by the same check for everybody."""
-    rejected: int
-    """Its results that lay outside the ball or the box, and got no credit."""
+def circumstances(
+    name: str, device: torch.device, rounds: int, interrupted: bool, notes: Iterable[str]
+) -> dict[str, Any]:
+    """What every bench records: schema, machine, versions, the number of complete rounds, and notes."""
+    return {
+        "schema": f"classwise/bench-{name}/1",
+        "device": str(device),
+        "hardware": hardware(),
+        "versions": versions(),
+        "rounds": rounds,
+        "interrupted": interrupted,
+        "notes": list(dict.fromkeys(notes)),
+    }
 
 
-class AttackCase(Part):
-    """One attack by everybody."""
-
-    spec: str
-    settings: str
-    entries: list[AttackEntry]
-
-
-class EvaluationBench(Bench):
-    """Attacks side by side."""
-
-    schema_: Literal["classwise/bench-evaluate/1"] = Field("classwise/bench-evaluate/1", alias="schema")
-    model: str
-    data: str
-    images: int
-    batch_size: int
-    threat: ThreatInfo
-    natural: Estimate
-    cases: list[AttackCase]
-
-    def tables(self) -> list[Table]:
-        threat = f"{self.threat.norm} eps = {self.threat.eps_text}"
-        columns = ["", "seconds", "min–max", "× ours", "forwards", "backwards", "peak memory", "robust, % [95%]"]
-        return [
-            Table(
-                title=case.spec,
-                about=f"{self.model}, {self.images} images of {self.data} in batches of {self.batch_size}, {threat}; "
-                f"natural accuracy {share(self.natural)}; {self.how}",
-                columns=[*columns, "outside", "warm-up, s"],
-                rows=[
-                    [
-                        entry.name,
-                        seconds(entry.seconds.median),
-                        interval(entry.seconds),
-                        ratio(entry.ratio),
-                        f"{entry.forwards:,}",
-                        f"{entry.backwards:,}",
-                        memory(entry.peak_bytes),
-                        share(entry.robust),
-                        f"{entry.rejected:,}",
-                        seconds(entry.warm_up),
-                    ]
-                    for entry in case.entries
-                ],
-            )
-            for case in self.cases
-        ]
-
-    def groups(self) -> list[Group]:
-        return [
-            Group(
-                title=f"{case.spec}, {self.images} images of {self.data}",
-                bars=[bar(entry.name, entry.seconds, entry.ratio) for entry in case.entries],
-            )
-            for case in self.cases
-        ]
+def protocol(content: Mapping[str, Any]) -> str:
+    """Number of rounds and place of a measurement in words."""
+    interrupted = " (interrupted)" if content["interrupted"] else ""
+    gpu = content["hardware"].get("gpu") if content["device"].startswith("cuda") else None
+    place = gpu or f"CPU threads: {content['hardware'].get('threads')}"
+    return f"median of {content['rounds']} interleaved rounds{interrupted} after a warm-up; {place}"
 
 
-class TrainingEntry(Part):
-    """One contender's training steps."""
-
-    name: str
-    step: Spread
-    """Seconds a step."""
-    epoch: float
-    """Seconds an epoch, extrapolated from the median step."""
-    ratio: float
-    warm_up: float
-    """Seconds of the whole warm-up round."""
-    peak_bytes: int | None
-    loss: float | None
-    """Mean over all steps, of the warm-up round too; None if it diverged."""
+def check_place(out: Path) -> None:
+    """Require a directory that can be written and holds no bench. Call it before measuring."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file, not a directory")
+    if (out / "bench.json").exists():
+        raise InputError(f"{out} already holds a bench: choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
 
 
-class TrainingBench(Bench):
-    """Training steps side by side."""
+def draw(bars: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Bars of the medians with the range over the rounds, as SVG."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    schema_: Literal["classwise/bench-train/1"] = Field("classwise/bench-train/1", alias="schema")
-    recipe: str
-    overrides: dict[str, Any]
-    steps: int
-    batch_size: int
-    attack_steps: int | None
-    steps_per_epoch: int
-    entries: list[TrainingEntry]
-
-    def tables(self) -> list[Table]:
-        inner = "no attack" if self.attack_steps is None else f"{self.attack_steps} attack steps"
-        return [
-            Table(
-                title=f"training {self.recipe}",
-                about=f"{self.steps} training steps a round, batches of {self.batch_size}, {inner}; {self.how}",
-                columns=["", "s a step", "min–max", "× ours", "s an epoch*", "peak memory", "mean loss", "warm-up, s"],
-                rows=[
-                    [
-                        entry.name,
-                        seconds(entry.step.median),
-                        interval(entry.step),
-                        ratio(entry.ratio),
-                        seconds(entry.epoch),
-                        memory(entry.peak_bytes),
-                        "diverged" if entry.loss is None else f"{entry.loss:.4f}",
-                        seconds(entry.warm_up),
-                    ]
-                    for entry in self.entries
-                ],
-                foot=f"* extrapolated: the median step times {self.steps_per_epoch}; validation is not in it",
-            )
-        ]
-
-    def groups(self) -> list[Group]:
-        return [
-            Group(
-                title=f"{self.recipe}, one training step of {self.batch_size} images",
-                bars=[bar(entry.name, entry.step, entry.ratio) for entry in self.entries],
-            )
-        ]
+    rows = sum(len(group) for group in bars.values())
+    figure = Figure(figsize=(8, 0.6 + 0.5 * len(bars) + 0.32 * rows), layout="constrained")
+    panels = figure.subplots(
+        len(bars), 1, sharex=True, squeeze=False, height_ratios=[len(group) + 0.5 for group in bars.values()]
+    )[:, 0]
+    medians = [one["median"] for group in bars.values() for one in group.values()]
+    logarithmic = max(medians) > LOG_BEYOND * min(medians) > 0
+    for panel, (title, group) in zip(panels, bars.items(), strict=True):
+        for name, one in group.items():
+            error = [[one["median"] - one["low"]], [one["high"] - one["median"]]]
+            panel.barh(name, one["median"], xerr=error, color=OURS_COLOR if name == OURS else OTHER_COLOR, capsize=2)
+            ratio = f", {times(one['ratio'])} ×" if "ratio" in one else ""
+            label = f"{seconds(one['median'])} s{ratio}"
+            panel.annotate(label, (1.01, name), xycoords=("axes fraction", "data"), va="center", fontsize=9)
+        panel.set_title(title, loc="left", fontsize=10, fontweight="bold", parse_math=False)
+        panel.invert_yaxis()
+        panel.spines[["top", "right"]].set_visible(False)
+    if logarithmic:
+        panels[-1].set_xscale("log")
+    panels[-1].set_xlabel(f"seconds{', logarithmic' if logarithmic else ''}; lines: range over the rounds")
+    file = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "bench"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
 
 
-class Slope(Part):
-    """The exponent of a power law, fitted; None where there is nothing to fit."""
+def table(title: str, about: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text.
 
-    value: float
-    low: float
-    high: float
-
-
-class GrowthEntry(Part):
-    """How cost grows with one quantity."""
-
-    quantity: str
-    sizes: list[int]
-    seconds: list[Spread]
-    peak_bytes: list[Spread | None]
-    time_slope: Slope | None
-    memory_slope: Slope | None
+    >>> print(table("Times", "Of nothing.", ["", "s"], [["a|b", "1.0"]]))
+    ## Times
+    <BLANKLINE>
+    Of nothing.
+    <BLANKLINE>
+    |  | s |
+    |:--|--:|
+    | a\\|b | 1.0 |
+    """
+    rule = "|" + "|".join([":--", *["--:"] * (len(columns) - 1)]) + "|"
+    return "\n".join([f"## {title}", "", about, "", row(*columns), rule, *(row(*cells) for cells in rows)])
 
 
-class GrowthBench(Bench):
-    """Time and memory as powers of what they depend on."""
-
-    schema_: Literal["classwise/bench-growth/1"] = Field("classwise/bench-growth/1", alias="schema")
-    attack: str
-    base: dict[str, int]
-    """The size of everything that is not varied."""
-    entries: list[GrowthEntry]
-
-    def tables(self) -> list[Table]:
-        base = ", ".join(f"{name} {size}" for name, size in self.base.items())
-        return [
-            Table(
-                title="growth of cost",
-                about=f"{self.attack}; what is not varied: {base}; {self.how}",
-                columns=["quantity", "sizes", "seconds", "time ~ size^ [95%]", "peak memory", "memory ~ size^ [95%]"],
-                rows=[
-                    [
-                        entry.quantity,
-                        ", ".join(map(str, entry.sizes)),
-                        ", ".join(seconds(found.median) for found in entry.seconds),
-                        _slope(entry.time_slope),
-                        ", ".join(memory(None if found is None else found.median) for found in entry.peak_bytes),
-                        _slope(entry.memory_slope),
-                    ]
-                    for entry in self.entries
-                ],
-            )
-        ]
-
-    def groups(self) -> list[Group]:
-        return [
-            Group(
-                title=f"{entry.quantity}: time grows as size^{_slope(entry.time_slope)}",
-                bars=[bar(f"{size}", found) for size, found in zip(entry.sizes, entry.seconds, strict=True)],
-            )
-            for entry in self.entries
-        ]
+def row(*cells: str) -> str:
+    """One line of a Markdown table."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def bar(name: str, found: Spread, times: float | None = None) -> Bar:
-    """A measurement as a bar, with its ratio to ours where there is one."""
-    return Bar(
-        name=name,
-        value=found.median,
-        low=found.low,
-        high=found.high,
-        text=f"{seconds(found.median)} s",
-        ratio="" if times is None else f"{ratio(times)} ×",
-        ours=name == OURS,
-    )
+def seconds(value: float) -> str:
+    """Three significant digits, without an exponent.
+
+    >>> [seconds(value) for value in (0.0012345, 0.1, 1.2345, 98.76, 123.4)]
+    ['0.00123', '0.100', '1.23', '98.8', '123']
+    """
+    digits = next((digits for limit, digits in ((100, 0), (10, 1), (1, 2), (0.1, 3), (0.01, 4)) if value >= limit), 5)
+    return f"{value:.{digits}f}"
 
 
-def _slope(slope: Slope | None) -> str:
-    return "–" if slope is None else f"{plain(slope.value)} [{plain(slope.low)}, {plain(slope.high)}]"
+def interval(found: Mapping[str, Any]) -> str:
+    """The range of a measurement."""
+    return f"{seconds(found['low'])}–{seconds(found['high'])}"
+
+
+def times(ratio: float) -> str:
+    """A ratio of times."""
+    return f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
+
+
+def memory(value: float | None) -> str:
+    """Bytes in MiB."""
+    return "–" if value is None else f"{value / 2**20:.1f} MiB"

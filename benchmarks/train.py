@@ -1,8 +1,7 @@
 """Training steps side by side: our engine and the style of published code, on the same batches from the same weights.
 
-Neither side's data pipeline is measured: the batches lie ready on the device. Both go through them in the same order
-in every round, with the same random starts of the attacks, and go on training from round to round; the mean loss then
-tells whether they do the same work.
+Data loading is not measured: the batches are on the device. Both sides train on them in the same order in every round,
+with the same random starts of the attacks, and continue from round to round, so their mean losses must agree.
 """
 
 # B batch, K classes
@@ -13,8 +12,6 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice, repeat
 from statistics import fmean
 from typing import Any
@@ -22,21 +19,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.measure import Clock, check_rounds, compete, spread
 from benchmarks.reference_style import LOSSES, Inner, Loss
-from benchmarks.result import OURS, TrainingBench, TrainingEntry
-from benchmarks.rounds import Clock, Timed, check_rounds, clock_of, interleave, spread, timed
-from benchmarks.watch import Peak, peak_memory
+from benchmarks.result import OURS, Bench, circumstances, interval, memory, protocol, seconds, table, times
 from classwise.attacks import PGD
 from classwise.core.errors import InputError
 from classwise.core.model_calls import exact
 from classwise.core.progress import SILENT, Progress
 from classwise.core.types import ClassStats
-from classwise.storage.run_directory import hardware, versions
 from classwise.training.loop import Plan, make_batches, make_engine
 
 REFERENCE = "reference style"
 TF32 = f"{REFERENCE}, TF32"
-"""The same where products keep ten bits, as a GPU does by default; what is called float32 keeps them all."""
+"""The same with TF32 products, the default of PyTorch for convolutions on a GPU."""
 Batch = tuple[Tensor, Tensor]
 Run = Callable[[], float]
 """One round of training steps; returns the mean loss."""
@@ -52,12 +47,11 @@ def bench_training(
     peers: bool = False,
     clock: Clock | None = None,
     progress: Progress = SILENT,
-) -> TrainingBench:
-    """Time training steps by a plan; with ``peers`` beside the reference style of its ``objective``."""
+) -> Bench:
+    """Time training steps of a plan; with ``peers`` beside the reference style of its ``objective``."""
     check_rounds(rounds)
     if steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}")
-    clock = clock or clock_of(plan.device)
     batches = make_batches(plan, torch.Generator().manual_seed(plan.seed))
     ready = [(x, y) for x, y, _ in islice(chain.from_iterable(repeat(batches)), steps)]
     runs, notes = {OURS: ours(plan, ready)}, []
@@ -69,58 +63,77 @@ def bench_training(
         except InputError as error:
             notes.append(f"{REFERENCE} is left out: {error}")
     if plan.ema and REFERENCE in runs:
-        notes.append("our steps keep the weight average that the recipe asks for; the reference style has none")
-    progress.start(f"bench train {plan.name}", len(runs) * (rounds + 1))
-    try:
-        watched = partial(_watched, clock, plan.device)
-        warm_up = {name: found[0] for name, found in interleave(runs, 1, watched, progress).items()}
-        found = interleave(runs, rounds, partial(timed, clock), progress)
-    finally:
-        progress.finish()
-    step = {name: spread([one.seconds / steps for one in several]) for name, several in found.items()}
-    return TrainingBench(
-        device=str(plan.device),
-        hardware=hardware(),
-        versions=versions(),
-        rounds=len(found[OURS]),
-        interrupted=len(found[OURS]) < rounds,
-        notes=notes,
-        recipe=plan.name,
-        overrides=dict(overrides),
-        steps=steps,
-        batch_size=plan.batch_size,
-        attack_steps=getattr(plan.objective.attack, "steps", None),
-        steps_per_epoch=len(batches),
-        entries=[
-            TrainingEntry(
-                name=name,
-                step=step[name],
-                epoch=step[name].median * len(batches),
-                ratio=step[name].median / step[OURS].median,
-                warm_up=warm_up[name].timed.seconds,
-                peak_bytes=warm_up[name].peak.bytes,
-                loss=mean if math.isfinite(mean) else None,
-            )
-            for name in runs
-            for mean in [fmean([warm_up[name].timed.result, *(one.result for one in found[name])])]
+        notes.append("our steps keep the weight average of the recipe; the reference style has none")
+    losses: dict[str, list[float]] = {name: [] for name in runs}
+
+    def round_of(name: str, run: Run) -> Callable[[], None]:
+        return lambda: losses[name].append(run())
+
+    measured, _ = compete(
+        {name: round_of(name, run) for name, run in runs.items()},
+        rounds,
+        device=plan.device,
+        check=lambda found: found,
+        clock=clock,
+        task=f"bench train {plan.name}",
+        progress=progress,
+    )
+    step = {name: spread([value / steps for value in one.seconds]) for name, one in measured.items()}
+    done = len(step[OURS]["values"])
+    mean = {name: fmean(values[: 1 + done]) for name, values in losses.items()}
+    content = {
+        **circumstances("train", plan.device, done, done < rounds, notes),
+        "recipe": plan.name,
+        "overrides": dict(overrides),
+        "steps": steps,
+        "batch_size": plan.batch_size,
+        "attack_steps": getattr(plan.objective.attack, "steps", None),
+        "steps_per_epoch": len(batches),
+        "entries": [
+            {
+                "name": name,
+                "step": step[name],
+                "epoch": step[name]["median"] * len(batches),
+                "ratio": step[name]["median"] / step[OURS]["median"],
+                "warm_up": one.warm_up,
+                "peak_bytes": one.peak_bytes,
+                "loss": mean[name] if math.isfinite(mean[name]) else None,
+            }
+            for name, one in measured.items()
+        ],
+    }
+    return present(content)
+
+
+def present(content: dict[str, Any]) -> Bench:
+    """Table and bars of a bench of training steps."""
+    attack = "no attack" if content["attack_steps"] is None else f"{content['attack_steps']} attack steps"
+    foot = f"\\* extrapolated: the median step times {content['steps_per_epoch']}, without validation"
+    text = table(
+        f"training {content['recipe']}",
+        f"{content['steps']} training steps a round, batches of {content['batch_size']}, {attack}; {protocol(content)}",
+        ["", "s a step", "min–max", "× ours", "s an epoch*", "peak memory", "mean loss", "warm-up, s"],
+        [
+            [
+                entry["name"],
+                seconds(entry["step"]["median"]),
+                interval(entry["step"]),
+                times(entry["ratio"]),
+                seconds(entry["epoch"]),
+                memory(entry["peak_bytes"]),
+                "diverged" if entry["loss"] is None else f"{entry['loss']:.4f}",
+                seconds(entry["warm_up"]),
+            ]
+            for entry in content["entries"]
         ],
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    timed: Timed[float]
-    peak: Peak
-
-
-def _watched(clock: Clock, device: torch.device, run: Run) -> _Watched:
-    with peak_memory(device) as peak:
-        found = timed(clock, run)
-    return _Watched(found, peak)
+    bars = {entry["name"]: {**entry["step"], "ratio": entry["ratio"]} for entry in content["entries"]}
+    title = f"{content['recipe']}, one training step of {content['batch_size']} images"
+    return Bench(content=content, tables=[f"{text}\n\n{foot}"], bars={title: bars})
 
 
 def ours(plan: Plan, batches: list[Batch]) -> Run:
-    """The engine as the training loop sets it up, and the class statistics that the loop keeps."""
+    """Our engine as the training loop sets it up, with the class statistics that the loop keeps."""
     engine = make_engine(plan, _fresh(plan))
     controls = plan.policy.start(plan.task).to(plan.device)
     random = torch.Generator(plan.device)
@@ -139,9 +152,9 @@ def ours(plan: Plan, batches: list[Batch]) -> Run:
 
 
 def reference(plan: Plan, objective: str, batches: list[Batch], *, exactly: bool) -> Run:
-    """The same training in the style of published code, in float32 or in what passes for it by default."""
+    """The same training in the style of published code, in exact float32 or with the defaults of PyTorch."""
     if objective not in LOSSES:
-        raise InputError(f"it knows {' and '.join(LOSSES)}, not {objective}")
+        raise InputError(f"it has {' and '.join(LOSSES)}, not {objective}")
     loss_of: Loss = LOSSES[objective]
     inner, beta = _inner(plan), float(getattr(plan.objective, "beta", 1.0))
     model = _fresh(plan)
@@ -151,7 +164,7 @@ def reference(plan: Plan, objective: str, batches: list[Batch], *, exactly: bool
         total = torch.zeros((), device=plan.device)
         devices = [plan.device] if plan.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), exact(plan.device) if exactly else nullcontext():
-            torch.manual_seed(plan.seed)  # what a generator of this seed draws, the global state draws too
+            torch.manual_seed(plan.seed)  # the global state draws the same numbers as a generator of this seed
             for x, y in batches:
                 loss = loss_of(model, x, y, inner, beta)
                 optimizer.zero_grad()
@@ -179,5 +192,5 @@ def _inner(plan: Plan) -> Inner:
 
 
 def _fresh(plan: Plan) -> nn.Module:
-    """A model of its own, with the plan's weights."""
+    """A copy of the model of the plan."""
     return copy.deepcopy(plan.model).to(plan.device)

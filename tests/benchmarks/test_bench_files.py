@@ -1,4 +1,4 @@
-"""The files of a bench: whole, readable, and saying what was measured."""
+"""The files of a bench: complete and readable."""
 
 from __future__ import annotations
 
@@ -7,161 +7,131 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
-from benchmarks.chart import LOG_BEYOND, PLOT, Bar, Group, axis, draw
-from benchmarks.growth import entry
-from benchmarks.result import (
-    AttackCase,
-    AttackEntry,
-    Bench,
-    EvaluationBench,
-    GrowthBench,
-    Spread,
-    TrainingBench,
-    TrainingEntry,
-)
-from benchmarks.rounds import spread
-from benchmarks.save import check_place, save
+from benchmarks import evaluate, growth, train
+from benchmarks.measure import spread
+from benchmarks.result import Bench, check_place, circumstances, draw, protocol
 from classwise.core.errors import InputError
-from classwise.reporting.estimates import Estimate, estimate
-from classwise.reporting.report import ThreatInfo
+from classwise.reporting.estimates import estimate
 from classwise.storage.files import read_json
 
-SVG = "{http://www.w3.org/2000/svg}"
-COMMON: dict[str, Any] = {
-    "device": "cpu",
-    "hardware": {"platform": "here", "cpus": 2, "threads": 1, "gpu": None},
-    "versions": {"torch": "2"},
-    "rounds": 3,
-    "notes": ["art is left out: not installed"],
-}
+COMMITTED = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "results"
 
 
-def attack_entry(name: str, *values: float, ours: float) -> AttackEntry:
-    found = spread(values)
-    return AttackEntry(
-        name=name,
-        version=None,
-        seconds=found,
-        ratio=found.median / ours,
-        warm_up=9.0,
-        forwards=12_345,
-        backwards=12_000,
-        peak_bytes=None,
-        robust=Estimate(**estimate(41, 100)),
-        rejected=0,
-    )
+def content(name: str, **details: Any) -> dict[str, Any]:
+    return {**circumstances(name, torch.device("cpu"), 3, False, ["art is left out: not installed"]), **details}
 
 
-def evaluation() -> EvaluationBench:
+def attack_entry(name: str, *values: float, ours: float) -> dict[str, Any]:
+    return {
+        "name": name,
+        "version": None,
+        "seconds": spread(values),
+        "ratio": spread(values)["median"] / ours,
+        "warm_up": 9.0,
+        "forwards": 12_345,
+        "backwards": 12_000,
+        "peak_bytes": None,
+        "robust": estimate(41, 100),
+        "rejected": 0,
+    }
+
+
+def evaluation() -> Bench:
     rivals = [attack_entry("classwise", 1.0, 2.0, 1.5, ours=1.5), attack_entry("foo|bar <1>", 3.0, 2.5, 6.0, ours=1.5)]
-    return EvaluationBench(
-        **COMMON,
-        model="net",
-        data="digits/test",
-        images=100,
-        batch_size=50,
-        threat=ThreatInfo(norm="Linf", eps=0.1, eps_text="0.1"),
-        natural=Estimate(**estimate(90, 100)),
-        cases=[AttackCase(spec="pgd:steps=5", settings="PGD()", entries=rivals)],
-    )
-
-
-def training() -> TrainingBench:
-    entries = [
-        TrainingEntry(
-            name=name, step=spread([1.0, 2.0, 3.0]), epoch=28.0, ratio=1.0, warm_up=5.0, peak_bytes=3 * 2**20, loss=1.5
+    return evaluate.present(
+        content(
+            "evaluate",
+            model="net",
+            data="digits/test",
+            images=100,
+            batch_size=50,
+            threat={"norm": "Linf", "eps": 0.1, "eps_text": "0.1"},
+            natural=estimate(90, 100),
+            cases=[{"spec": "pgd:steps=5", "settings": "PGD()", "entries": rivals}],
         )
-        for name in ("classwise", "reference style")
-    ]
-    return TrainingBench(
-        **COMMON,
-        recipe="digits/trades",
-        overrides={"attack.steps": 2},
-        steps=10,
-        batch_size=64,
-        attack_steps=7,
-        steps_per_epoch=14,
-        entries=entries,
     )
 
 
-def growth() -> GrowthBench:
-    found = entry("steps", [5, 10], [[1.0, 1.1], [2.0, 2.1]], [[10, 10], [11, 10]])
-    return GrowthBench(**COMMON, attack="PGD", base={"steps": 5}, entries=[found])
+def training() -> Bench:
+    entry = {"step": spread([1.0, 2.0, 3.0]), "epoch": 28.0, "ratio": 1.0, "warm_up": 5.0, "peak_bytes": 3 * 2**20}
+    entries = [{"name": "classwise", **entry, "loss": 1.5}, {"name": "reference style", **entry, "loss": None}]
+    details = {"recipe": "digits/trades", "overrides": {}, "steps": 10, "batch_size": 64, "attack_steps": 7}
+    return train.present(content("train", **details, steps_per_epoch=14, entries=entries))
 
 
-@pytest.mark.parametrize("bench", [evaluation(), training(), growth()], ids=lambda bench: type(bench).__name__)
-def test_what_is_written_can_be_read(bench: Bench, tmp_path: Path) -> None:
-    save(bench, tmp_path / "out")
+def growing() -> Bench:
+    found = growth.entry("steps", [5, 10], [[1.0, 1.1], [2.0, 2.1]], [[10, 10], [11, 10]])
+    return growth.present(content("growth", attack="PGD", base={"steps": 5}, entries=[found]))
+
+
+@pytest.mark.parametrize("make", [evaluation, training, growing])
+def test_the_three_files(make: Any, tmp_path: Path) -> None:
+    bench = make()
+    bench.save(tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"bench.json", "bench.md", "bench.svg"}
-    content = read_json(tmp_path / "out" / "bench.json")
-    assert type(bench).model_validate(content) == bench
-    assert content["schema"].startswith("classwise/bench-")
+    assert read_json(tmp_path / "out" / "bench.json") == bench.content
     text = (tmp_path / "out" / "bench.md").read_text(encoding="utf-8")
+    assert text == bench.markdown
     assert "art is left out: not installed" in text
     columns = {line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(columns) == 1
-    drawing = ElementTree.fromstring((tmp_path / "out" / "bench.svg").read_text(encoding="utf-8"))
-    bars = drawing.findall(f".//{SVG}rect[@class='bar']")
-    assert len(bars) == sum(len(group.bars) for group in bench.groups())
+    drawing = "".join(ElementTree.fromstring((tmp_path / "out" / "bench.svg").read_text(encoding="utf-8")).itertext())
+    for title, group in bench.bars.items():
+        for name in (title, *group):
+            assert name in drawing
+
+
+def test_committed_results_have_the_keys_that_are_written_today() -> None:
+    def keys(found: Any) -> Any:
+        if isinstance(found, list):
+            return [keys(found[0])] if found else []
+        return {key: keys(value) for key, value in found.items()} if isinstance(found, dict) else None
+
+    modules = {"evaluate": (evaluate, evaluation()), "train": (train, training()), "growth": (growth, growing())}
+    files = sorted(COMMITTED.glob("*/bench.json"))
+    assert files
+    for file in files:
+        found = read_json(file)
+        module, today = modules[found["schema"].removeprefix("classwise/bench-").removesuffix("/1")]
+        assert set(found) == set(today.content), file
+        for part in ("cases", "entries"):
+            assert keys(found.get(part)) == keys(today.content.get(part)), file
+        assert module.present(found).markdown, file
 
 
 def test_the_table_of_an_evaluation() -> None:
-    (table,) = evaluation().tables()
-    first, second = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    lines = [line.replace("\\|", "/") for line in evaluation().tables[0].splitlines() if line.startswith("|")]
+    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
+    first, second = (dict(zip(header, row, strict=True)) for row in rows)
     assert (first["seconds"], first["min–max"], first["× ours"]) == ("1.50", "1.00–2.00", "1.00")
     assert (second["seconds"], second["min–max"], second["× ours"]) == ("3.00", "2.50–6.00", "2.00")
     assert (first["forwards"], first["peak memory"]) == ("12,345", "–")
     assert first["robust, % [95%]"].startswith("41.0 [")
 
 
-def test_an_interrupted_one_says_so() -> None:
-    bench = evaluation().model_copy(update={"interrupted": True})
-    assert "3 interleaved rounds (interrupted)" in bench.tables()[0].about
+def test_a_diverged_loss_and_an_interruption_are_written() -> None:
+    assert "| diverged |" in training().tables[0]
+    assert "3 interleaved rounds (interrupted)" in protocol(evaluation().content | {"interrupted": True})
 
 
-def drawn(*values: float) -> list[float]:
-    """The lengths of bars of these values."""
-    bars = [Bar(name="one", value=value, low=value, high=value, text="") for value in values]
-    drawing = ElementTree.fromstring(draw([Group(title="all", bars=bars)], label="seconds"))
-    return [float(bar.attrib["width"]) for bar in drawing.findall(f".//{SVG}rect[@class='bar']")]
+def test_the_axis_is_logarithmic_if_values_differ_by_more_than_thirty_times() -> None:
+    def drawn(*medians: float, high: float = 0.0) -> str:
+        spreads = {f"{one}": {"median": one, "low": one, "high": max(one, high)} for one in medians}
+        return draw({"all": spreads})
 
-
-def test_bars_are_as_long_as_their_values() -> None:
-    one, two = drawn(1.0, 2.0)
-    assert two == pytest.approx(2 * one, abs=0.2)
-
-
-def test_a_wide_range_is_drawn_in_logarithms() -> None:
-    """Equal ratios are equal distances."""
-    one, two, three = drawn(0.01, 0.1, 1.0)
-    assert two - one == pytest.approx(three - two, abs=0.2)
-    assert axis([1.0, LOG_BEYOND * 1.01]).logarithmic
-    assert not axis([1.0, LOG_BEYOND * 0.99]).logarithmic
-    assert not axis([1.0, 2.0], bounds=[1.0, 1000.0]).logarithmic  # one slow round is no range of values
-
-
-@pytest.mark.parametrize("scale", [1e-5, 1e-3, 0.03, 1.0, 7.0, 123.0, 9e4])
-def test_the_axis_holds_everything(scale: float) -> None:
-    for values in ([scale, 1.7 * scale], [scale, 900 * scale], [scale]):
-        found = axis(values, [0.9 * scale, 1.1 * values[-1]])
-        assert found.ticks == sorted(set(found.ticks))
-        assert 2 <= len(found.ticks) <= 8
-        assert all(0 <= found.at(bound) <= 1 for bound in (0.9 * scale, *values, 1.1 * values[-1]))
-    assert max(drawn(scale)) <= PLOT
+    assert "seconds, logarithmic" in drawn(1.0, 30.1)
+    assert "logarithmic" not in drawn(1.0, 29.9)
+    assert "logarithmic" not in drawn(1.0, 2.0, high=1000.0)  # one slow round
 
 
 def test_places_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="is a file, not a directory"):
         check_place(tmp_path / "file")
-    save(training(), tmp_path / "old")
+    training().save(tmp_path / "old")
     with pytest.raises(InputError, match="already holds a bench"):
         check_place(tmp_path / "old")
     check_place(tmp_path / "new" / "one")
     assert (tmp_path / "new" / "one").is_dir()
-
-
-def test_a_spread_is_kept_whole() -> None:
-    assert Spread.model_validate(spread([2.0, 1.0]).model_dump()).values == [2.0, 1.0]
