@@ -23,6 +23,7 @@ from classwise.storage.run_directory import RunDirectory
 from classwise.training.loop import Job, Plan, _Training
 from classwise.training.plan import make_plan
 from classwise.training.pseudo_labels import pseudo_labelled
+from each import for_each
 
 CPU = torch.device("cpu")
 QUICK: dict[str, Any] = {"epochs": 2, "attack": {"steps": 2}, "validation_per_class": 5}
@@ -257,7 +258,7 @@ def test_but_not_for_ever(tmp_path: Path) -> None:
     assert one.engine.objective.attack.steps == 32  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ({"validation_per_class": 0}, "select = 'robust+worst' needs validation images"),
