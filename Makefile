@@ -22,7 +22,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.dev
-	$(BIN)/classwise bench evaluate --peers
+	$(BIN)/python -m benchmarks evaluate --peers
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (some minutes the first time)"

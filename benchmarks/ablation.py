@@ -1,13 +1,13 @@
-"""What each trick brings: the attack ``fast`` and a training step of TRADES, with one trick at a time switched off.
+"""Ablation: the attack ``fast`` and a training step of TRADES, with one optimization at a time switched off.
 
-    python benchmarks/ablation.py evaluate --weights trades.safetensors
-    python benchmarks/ablation.py evaluate --model benchmarks/models.py:cifar10_tiny_cnn --eps 4/255 --per-class 400
-    python benchmarks/ablation.py train --batch-size 128
+    python -m benchmarks.ablation evaluate --weights trades.safetensors
+    python -m benchmarks.ablation evaluate --model benchmarks/models.py:cifar10_tiny_cnn --eps 4/255 --per-class 400
+    python -m benchmarks.ablation train --batch-size 128
 
-Variants of an evaluation run in turn, several rounds of them in one process, of which the first is their warm-up; shown
-are medians with the smallest and the largest. Beside the seconds stands what the variant left of the images, as a trick
-may cost strength. Training steps run on random images: only time is looked at. Each of their variants has a process of
-its own, because cuDNN remembers its choice of kernels as long as a process lives.
+Variants of an evaluation run interleaved in one process, with one warm-up round; the table shows the median (min-max)
+and the robust accuracy, because an optimization may cost strength. Training steps run on random images, so only their
+time counts. Each training variant runs in its own process, because cuDNN keeps its choice of kernels for the lifetime
+of a process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
-from statistics import median
 from typing import Any
 from unittest import mock
 
@@ -28,6 +28,8 @@ import numpy as np
 import torch
 
 import classwise as cw
+from benchmarks.measure import interleave, spread
+from benchmarks.result import row
 from classwise.accelerate import cuda_graphs, folding, optimized_copy
 from classwise.attacks import CosinePGD, aimed, square
 from classwise.config.recipes import load_recipe
@@ -37,24 +39,24 @@ from classwise.training import compiled, model_views
 from classwise.training.plan import make_engine, make_plan
 
 Switch = Callable[[], Any]
-"""Makes a context in which a trick is off."""
+"""Returns a context in which an optimization is off."""
 
 
 def changed(place: Any, name: str, value: Any) -> Switch:
-    """A trick that is off where a name has another value."""
+    """Switch an optimization off by replacing a name."""
     return lambda: mock.patch.object(place, name, value)
 
 
 @contextmanager
 def float32_body() -> Iterator[None]:
-    """The twin without bfloat16."""
+    """The optimized copy without bfloat16."""
     plain = optimized_copy.make_optimized_copy
     with mock.patch.object(optimized_copy, "make_optimized_copy", lambda model, x, **_: plain(model, x, lowered=False)):
         yield
 
 
 def never(layer: Any) -> bool:
-    """No layer is of that kind."""
+    """No layer qualifies."""
     return False
 
 
@@ -68,8 +70,8 @@ class Variant:
 
 
 EVALUATION = (
-    Variant("everything on"),
-    Variant("no twin: the model in eager float32 (TF32)", engine="eager"),
+    Variant("all optimizations"),
+    Variant("no optimized copy: the model in eager float32 (TF32)", engine="eager"),
     Variant("no bfloat16", (float32_body,)),
     Variant("no folding", (changed(optimized_copy, "_WAYS", ("as it is",)),)),
     Variant("no fused kernels", (changed(optimized_copy, "_WAYS", ("folded", "as it is")),)),
@@ -86,46 +88,52 @@ EVALUATION = (
 
 
 def evaluation(model: str, weights: str | None, eps: str, per_class: int | None, rounds: int, only: list[str]) -> None:
-    """The attack ``fast`` on CIFAR-10, all variants in turn, and that several times."""
+    """Time the attack ``fast`` on CIFAR-10 in all variants."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     attacked, data = load_model(model, weights=weights).eval().to(device), load_data("cifar10", split="test")
-    variants = chosen(EVALUATION, only)
-    reports: dict[str, list[tuple[float, cw.ClassReport]]] = {variant.name: [] for variant in variants}
-    for variant in variants * (1 + rounds):
+
+    def timed(variant: Variant) -> tuple[float, cw.ClassReport]:
         with ExitStack() as stack:
             for switch in variant.switches:
                 stack.enter_context(switch())
             began = time.perf_counter()
             report = cw.evaluate(attacked, data, attacks=["fast"], eps=eps, engine=variant.engine, per_class=per_class)
-            reports[variant.name].append((time.perf_counter() - began, report))
-            print(f"{variant.name}: {report.attacks['fast'].seconds:.2f} s", file=sys.stderr, flush=True)
-    row("variant", "attack, s", "whole call, s", "passes an image", "left, %", "worst, %", "broken by the audit")
-    for name, (_, *counted) in reports.items():
+            seconds = time.perf_counter() - began
+        print(f"{variant.name}: {report.attacks['fast'].seconds:.2f} s", file=sys.stderr, flush=True)
+        return seconds, report
+
+    runs = {variant.name: partial(timed, variant) for variant in chosen(EVALUATION, only)}
+    measured = interleave(runs, 1 + rounds, lambda run: run())
+    print(
+        row("variant", "attack, s", "whole call, s", "passes per image", "robust, %", "worst, %", "broken by the audit")
+    )
+    for name, (_, *counted) in measured.items():
         result, info = counted[0][1]["fast"], counted[0][1].attacks["fast"]
         assert info.audit is not None
-        row(
-            name,
-            spread([one.attacks["fast"].seconds for _, one in counted]),
-            spread([seconds for seconds, _ in counted]),
+        cells = [
+            median([one.attacks["fast"].seconds for _, one in counted]),
+            median([seconds for seconds, _ in counted]),
             f"{(info.forwards + 2 * info.backwards) / result.overall.n:.0f}",
             f"{result.overall.value:.2f}",
             f"{result.worst.value:.1f}" if result.worst else "-",
             f"{info.audit.broke} + {info.audit.broke_random}",
-        )
+        ]
+        print(row(name, *cells))
 
 
-def spread(values: list[float]) -> str:
-    """The median, and from which to which."""
-    return f"{median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+def median(values: list[float]) -> str:
+    """Median (min-max)."""
+    found = spread(values)
+    return f"{found['median']:.2f} ({found['low']:.2f}-{found['high']:.2f})"
 
 
 def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiler that compiles nothing."""
+    """Compile nothing."""
     return function
 
 
 TRAINING = (
-    Variant("everything on"),
+    Variant("all optimizations"),
     Variant("no torch.compile", (changed(compiled, "compiled", as_it_is),)),
     Variant("two passes instead of a pair", (changed(compiled.StepModel, "both", None),)),
     Variant("no folding in the attack", (changed(optimized_copy, "_WAYS", ("as it is",)),)),
@@ -142,22 +150,23 @@ TRAINING = (
     Variant("logits by cuBLAS", (changed(optimized_copy, "FEW_OUTPUTS", 0),)),
     Variant("no fused losses and steps", (changed(compiled, "fusing", nullcontext),)),
     Variant("float32", engine="fp32"),
-    Variant("no CUDA graph, no twin: eager bf16", engine="eager-bf16"),
+    Variant("no CUDA graph, no optimized copy: eager bf16", engine="eager-bf16"),
     Variant("eager float32 (TF32)", engine="eager"),
 )
 
 
 def training(batch_size: int, steps: int, model: str, only: list[str]) -> None:
-    """Steps of TRADES with PGD-10 on images of CIFAR-10's size."""
-    row("variant", "ms a step", "s for 50,000 images", "warm-up, s")
+    """Time steps of TRADES with PGD-10 on images of the size of CIFAR-10."""
+    print(row("variant", "ms a step", "s for 50,000 images", "warm-up, s"))
     for variant in chosen(TRAINING, only):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
             each, warmup = alone.submit(step_time, variant.name, batch_size, steps, model).result()
-        row(variant.name, f"{1e3 * each:.2f}", f"{each * -(-50_000 // batch_size):.2f}", f"{warmup:.0f}")
+        cells = f"{1e3 * each:.2f}", f"{each * -(-50_000 // batch_size):.2f}", f"{warmup:.0f}"
+        print(row(variant.name, *cells), flush=True)
 
 
 def step_time(name: str, batch_size: int, steps: int, model: str) -> tuple[float, float]:
-    """Seconds that a step takes in one variant, and its warm-up."""
+    """Seconds of a step in one variant, and of its warm-up."""
     (variant,) = (variant for variant in TRAINING if variant.name == name)
     changes = {"fp32": {"precision": "fp32"}, "eager": {"engine": "eager"}}.get(variant.engine, {})
     if variant.engine == "eager-bf16":
@@ -183,23 +192,18 @@ def step_time(name: str, batch_size: int, steps: int, model: str) -> tuple[float
 
 
 def chosen(variants: tuple[Variant, ...], only: list[str]) -> list[Variant]:
-    """Those whose names hold one of some words; all without any."""
+    """Variants whose names contain one of some words; all without words."""
     return [variant for variant in variants if not only or any(word in variant.name for word in only)]
 
 
 def noise(split: str = "train") -> tuple[np.ndarray, np.ndarray]:
-    """Images without meaning."""
+    """Random images."""
     rng = np.random.default_rng(0)
     return rng.integers(0, 256, (1000, 3, 32, 32), dtype=np.uint8), np.arange(1000) % 10
 
 
-def row(*cells: str) -> None:
-    """One line of a table."""
-    print("| " + " | ".join(cells) + " |", flush=True)
-
-
 def main() -> None:
-    """Read what is wanted."""
+    """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["evaluate", "train"])
     parser.add_argument("--weights")
@@ -210,11 +214,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--only", nargs="*", default=[], help="words in the names of variants")
-    asked = parser.parse_args()
-    if asked.what == "evaluate":
-        evaluation(asked.model, asked.weights, asked.eps, asked.per_class, asked.rounds, asked.only)
+    given = parser.parse_args()
+    if given.what == "evaluate":
+        evaluation(given.model, given.weights, given.eps, given.per_class, given.rounds, given.only)
     else:
-        training(asked.batch_size, asked.steps, asked.model, asked.only)
+        training(given.batch_size, given.steps, given.model, given.only)
 
 
 if __name__ == "__main__":

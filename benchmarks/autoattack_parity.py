@@ -1,7 +1,7 @@
-"""AutoAttack and its four parts, ours beside ``pyautoattack`` (a fork of the authors' code), verdict by verdict.
+"""AutoAttack and its four attacks: verdicts of ours and of ``pyautoattack``, a fork of the authors' code.
 
-Each attack runs alone on the images that the model gets right, and the standard ensemble runs as a whole. Both go
-through the same evaluation: the same images, the same check of every result, float32.
+Each attack runs alone on the images that the model classifies correctly, and the standard ensemble runs as a whole.
+Both run in the same evaluation: same images, same check of every result, float32.
 
     python benchmarks/autoattack_parity.py --weights trades.safetensors --per-class 200
 """
@@ -26,8 +26,8 @@ PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 
 
 def theirs(model: torch.nn.Module, parts: tuple[str, ...]) -> Any:
-    """The fork's object, with one restart for each attack, as the standard ensemble has it."""
-    from pyautoattack import AutoAttack
+    """An attack object of the fork with one restart per attack, as in the standard ensemble."""
+    from pyautoattack import AutoAttack  # type: ignore[import-untyped]
 
     logging.disable()
     attack = AutoAttack(
@@ -38,9 +38,8 @@ def theirs(model: torch.nn.Module, parts: tuple[str, ...]) -> Any:
 
 
 def row(name: str, reports: list[ClassReport]) -> str:
-    """How the two agree on one attack, and what each took."""
-    tables = [report.verdicts for report in reports]
-    assert all(isinstance(table, Verdicts) for table in tables)
+    """Agreement on one attack, and the seconds of each."""
+    tables = [report.verdicts for report in reports if isinstance(report.verdicts, Verdicts)]
     ours, other = (table.survived() for table in tables)
     label = tables[0].label
     by_class = [int(ours[label == k].sum() - other[label == k].sum()) for k in range(CLASSES)]
@@ -70,7 +69,7 @@ def main() -> None:
         ]
         rows.append(row(name, reports))
         print(rows[-1], flush=True)
-    print(f"\n{'':10} {'left, %':^13} {'same, %':>8} {'only we leave / break':^13}  class, most/least {'seconds':^17}")
+    print(f"\n{'':10} {'robust, %':^13} {'same, %':>8} {'ours only +/-':^13}  class, most/least {'seconds':^17}")
     print("\n".join(rows))
 
 

@@ -1,11 +1,11 @@
-"""Hypersphere embeddings as published code hands them out: their logits are cosines, without the scale of training.
+"""Hypersphere embeddings with the logits of published code: bare cosines, without the scale of training.
 
-    python benchmarks/digits_study.py --out runs/study --methods madry he he-lis he-cmp
-    python benchmarks/bare_cosines.py --runs runs/study
+    python -m benchmarks.digits_study --out runs/study --methods madry he he-lis he-cmp
+    python -m benchmarks.bare_cosines --runs runs/study
 
-PGD on the cross-entropy of such logits is weak; Temperature-PGD multiplies them in the attack by 1/T and is not (Tian
-et al. 2021, Tables 5 and 6). Means over the seeds, average / worst class, of the scaled logits, which is what our
-models return, and of the bare ones; last, of how many runs the report says unasked that PGD overrates the model.
+PGD on the cross-entropy of cosines is weak; Temperature-PGD multiplies them by 1/T and is strong (Tian et al. 2021,
+Tables 5 and 6). The table shows means over the seeds, average / worst class, for the scaled logits, which our models
+return, and for the bare ones; the last column counts the runs whose report warns that PGD overrates the model.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from statistics import fmean
 from torch import nn
 
 import classwise as cw
+from benchmarks.result import row
 from classwise.models import HypersphereHead
 from classwise.models.load import load_model
 
 TEMPERATURES = (2, 5, 10, 50, 100, 300)
-TOLD = {"unsure", "smooth-output"}
+WARNINGS = {"unsure", "smooth-output"}
 
 
 def stripped(model: nn.Module) -> bool:
-    """Set the scale of a model's cosines to one, in place; False where it has none."""
+    """Set the scale of the cosines to one, in place; False if the model has no hypersphere head."""
     heads = [part for part in model.modules() if isinstance(part, HypersphereHead)]
     for head in heads:
         head.scale.fill_(1.0)
@@ -33,22 +34,22 @@ def stripped(model: nn.Module) -> bool:
 
 
 def main() -> None:
-    """Attack every run twice, print a table."""
+    """Attack every run twice and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=Path, required=True, help="with METHOD/seed-N")
+    parser.add_argument("--runs", type=Path, required=True, help="directory with METHOD/seed-N")
     parser.add_argument("--methods", nargs="*", default=["madry", "he", "he-lis", "he-cmp"])
     parser.add_argument("--data", default="digits")
     parser.add_argument("--eps", default="0.2")
-    asked = parser.parse_args()
+    given = parser.parse_args()
     grid = [f"temperature-pgd:inv_t={inverse}" for inverse in TEMPERATURES]
-    row("", "logits", "PGD-20", *(f"1/T = {inverse}" for inverse in TEMPERATURES), "told")
-    for method in asked.methods:
+    print(row("", "logits", "PGD-20", *(f"1/T = {inverse}" for inverse in TEMPERATURES), "warned"))
+    for method in given.methods:
         for bare in (False, True):
             reports = []
-            for run in sorted((asked.runs / method).glob("seed-*")):
+            for run in sorted((given.runs / method).glob("seed-*")):
                 model = load_model(str(run)).eval()
                 if not bare or stripped(model):
-                    reports.append(cw.evaluate(model, asked.data, attacks=["pgd:steps=20", *grid], eps=asked.eps))
+                    reports.append(cw.evaluate(model, given.data, attacks=["pgd:steps=20", *grid], eps=given.eps))
             if not reports:
                 continue
             cells = []
@@ -56,13 +57,8 @@ def main() -> None:
                 results = [report[attack] for report in reports]
                 average, worst = ([getattr(result, what).value for result in results] for what in ("overall", "worst"))
                 cells.append(f"{fmean(average):.1f} / {fmean(worst):.1f}")
-            told = sum(bool(TOLD & {finding.code for finding in report.sanity.findings}) for report in reports)
-            row(method, "cosines" if bare else "as they are", *cells, f"{told} of {len(reports)}")
-
-
-def row(*cells: str) -> None:
-    """One line of a table."""
-    print("| " + " | ".join(cells) + " |", flush=True)
+            warned = sum(bool(WARNINGS & {finding.code for finding in report.sanity.findings}) for report in reports)
+            print(row(method, "cosines" if bare else "scaled", *cells, f"{warned} of {len(reports)}"), flush=True)
 
 
 if __name__ == "__main__":

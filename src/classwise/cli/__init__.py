@@ -50,7 +50,7 @@ for heading, commands in COMMANDS.items():
     for name, command in commands.items():
         app.command(name, cls=Command, rich_help_panel=heading)(command)
 app.add_typer(data.data, name="data", rich_help_panel="Start")
-app.add_typer(bench.bench, name="bench", rich_help_panel="Start")
+app.command("bench", hidden=True, add_help_option=False, context_settings=bench.ANY_ARGUMENTS)(bench.bench)
 
 
 def _show_version(value: bool) -> None:

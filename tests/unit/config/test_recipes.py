@@ -15,6 +15,7 @@ from classwise.policies import POLICIES
 from classwise.training.optimizers import OPTIMIZERS
 from classwise.training.plan import make_objective
 from classwise.training.schedules import SCHEDULES
+from each import for_each
 
 MINIMAL = """
 data = "digits"
@@ -48,7 +49,7 @@ def test_some_recipes_are_shipped():
     assert {"digits/standard", "digits/madry", "digits/trades", "digits/wat"} <= set(recipe_names())
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@for_each("name", recipe_names())
 def test_shipped_recipes_name_only_what_there_is(name):
     recipe = load_recipe(name)
     assert recipe.name == name

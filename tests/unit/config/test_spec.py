@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from classwise.config.spec import Number, Spec, build, convert
 from classwise.core.errors import InputError, unknown
 from classwise.core.numbers import parse_number
+from each import for_each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def test_text_round_trip(name, options):
     assert Spec.parse(str(spec)) == spec
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given_spec", "complaint"),
     [
         ("pgd:steps", "cannot read 'steps' in 'pgd:steps': settings are key=value, joined by commas"),

@@ -11,6 +11,7 @@ from scipy import stats
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import TOLERANCE, Ball, Threat, length
+from each import for_each
 
 # What one rounding of a float32 below 1 can do to a coordinate.
 ULP = 2**-24
@@ -36,7 +37,7 @@ def test_the_same_number_in_other_words_is_another_threat():
     assert Threat.parse("1/2") != Threat.parse("0.5")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("eps", "norm", "complaint"),
     [
         (0, "Linf", "eps must be a positive number, got 0"),
@@ -285,8 +286,8 @@ def test_contains_rejects_what_is_outside():
     assert not at(two_ball, 0.1, -0.1, 0.1, 0.1)
 
 
-@pytest.mark.parametrize("norm", ["Linf", "L2"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -2 * TOLERANCE, 1 + 2 * TOLERANCE])
+@for_each("norm", ["Linf", "L2"])
+@for_each("bad", [math.nan, math.inf, -math.inf, -2 * TOLERANCE, 1 + 2 * TOLERANCE])
 def test_contains_rejects_points_outside_the_box_and_no_points(norm, bad):
     centre = torch.full((3, 1, 2, 2), 0.5)
     centre[1, 0, 0, 0] = 1 if bad > 0.5 else 0

@@ -23,6 +23,7 @@ from classwise.corruptions.digital import displacement
 from classwise.corruptions.noise_ import poisson
 from classwise.corruptions.resampling import smooth, streak
 from classwise.corruptions.weather import ice, plasma
+from each import for_each
 
 
 def corrupt(kind: str, severity: int, x: Tensor, seed: int = 0) -> Tensor:
@@ -90,8 +91,8 @@ def test_impulse_noise_rate(severity: int, share: float) -> None:
 # Blur
 
 
-@pytest.mark.parametrize("side", [32, 64])
-@pytest.mark.parametrize("severity", SEVERITIES)
+@for_each("side", [32, 64])
+@for_each("severity", SEVERITIES)
 def test_defocus_is_a_softened_disc(severity: int, side: int) -> None:
     nominal, true = (0.3, 0.4, 0.5, 1.0, 1.5)[severity - 1], (0, 0, 0, 1.6**0.5, (8 / 3) ** 0.5)[severity - 1]
     radius = nominal if side == 32 else true * side / 32
@@ -147,8 +148,8 @@ def test_a_streak_against_brute_force() -> None:
     assert torch.allclose(streak(x, angle, radius, sigma), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
-@pytest.mark.parametrize("side", [32, 64])
+@for_each("severity", SEVERITIES)
+@for_each("side", [32, 64])
 def test_motion_blur_drags_a_point_sideways(severity: int, side: int) -> None:
     """Only one way, within 45 degrees of the horizontal, by a half normal distribution in whole pixels."""
     y = corrupt("motion-blur", severity, point(side))[:, 0]
@@ -183,8 +184,8 @@ def test_zoom_blur_is_the_mean_of_magnifications(severity: int) -> None:
 # Weather
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
-@pytest.mark.parametrize("side", [28, 32, 64])
+@for_each("severity", SEVERITIES)
+@for_each("side", [28, 32, 64])
 def test_snow_whitens_and_falls(severity: int, side: int) -> None:
     x = picture(20, 3, side, side)
     assert (corrupt("snow", severity, x) >= x - 1e-12).all()
@@ -304,8 +305,8 @@ def test_contrast_shrinks_the_spread_and_keeps_the_mean(severity: int, factor: f
     assert torch.allclose(y - y.mean((2, 3), True), factor * (x - x.mean((2, 3), True)), atol=1e-12)
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
-@pytest.mark.parametrize("shape", [(32, 32), (64, 64), (21, 40)])
+@for_each("severity", SEVERITIES)
+@for_each("shape", [(32, 32), (64, 64), (21, 40)])
 def test_elastic_transform_looks_where_the_displacement_says(severity: int, shape: tuple[int, int]) -> None:
     x = picture(3, 1, *shape)
     field = displacement(x, severity, ExampleNoise(0, torch.arange(3)))
@@ -315,8 +316,8 @@ def test_elastic_transform_looks_where_the_displacement_says(severity: int, shap
     assert np.allclose(found[:, 0].numpy(), np.stack(expected), atol=1e-9)
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
-@pytest.mark.parametrize("side", [32, 64])
+@for_each("severity", SEVERITIES)
+@for_each("side", [32, 64])
 def test_elastic_displacement_is_bounded(severity: int, side: int) -> None:
     shift = (0.08, 0.07, 0.06, 0.05, 0.03)[severity - 1] * side
     amplitude = (0, 0.05, 0.08, 0.1, 0.1)[severity - 1] * side
@@ -365,8 +366,8 @@ def test_pixelate_is_pillows_box_filter_there_and_back(height: int, width: int, 
     assert np.allclose(corrupt("pixelate", severity, x)[0, 0].numpy(), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(("severity", "quality"), list(enumerate((80, 65, 58, 50, 40), 1)))
+@for_each("channels", [1, 3])
+@for_each(("severity", "quality"), list(enumerate((80, 65, 58, 50, 40), 1)))
 def test_jpeg_is_pillows(severity: int, quality: int, channels: int) -> None:
     x = (picture(2, channels, 19, 30, dtype=torch.float32) * 255).round() / 255
     found = corrupt("jpeg-compression", severity, x)

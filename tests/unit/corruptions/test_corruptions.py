@@ -11,6 +11,7 @@ from torch import Tensor
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES, Corruption, make_corruptions
+from each import for_each
 
 ALL = make_corruptions("corruptions")
 WITHOUT_CHANCE = {"defocus-blur", "zoom-blur", "brightness", "contrast", "pixelate", "jpeg-compression"}
@@ -47,7 +48,7 @@ def test_there_are_fifteen_in_four_families() -> None:
     assert repr(Corruption(kind="fog", severity=3)) == "Corruption(kind='fog', severity=3)"
 
 
-@pytest.mark.parametrize("corruption", ALL, ids=lambda c: c.key)
+@for_each("corruption", ALL, ids=lambda c: c.key)
 def test_keeps_shape_type_and_range(corruption: Corruption) -> None:
     for shape in SHAPES:
         for dtype in (torch.float32, torch.float64, torch.float16) if shape == SHAPES[0] else (torch.float32,):
@@ -61,7 +62,7 @@ def test_keeps_shape_type_and_range(corruption: Corruption) -> None:
             assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("corruption", ALL, ids=lambda c: c.key)
+@for_each("corruption", ALL, ids=lambda c: c.key)
 def test_depends_on_seed_and_index_alone(corruption: Corruption) -> None:
     """Bit for bit, whatever the batch; and what is random differs between examples and seeds."""
     x = images(1, 3, 24, 33).repeat(7, 1, 1, 1)
@@ -75,7 +76,7 @@ def test_depends_on_seed_and_index_alone(corruption: Corruption) -> None:
     assert torch.equal(corruption(x, generator=streams(7, seed=4)), whole) != chance
 
 
-@pytest.mark.parametrize("corruption", ALL, ids=lambda c: c.key)
+@for_each("corruption", ALL, ids=lambda c: c.key)
 def test_torch_generators_reproduce_and_global_state_is_left_alone(corruption: Corruption) -> None:
     x = images(2, 3, 16, 16)
     before = torch.get_rng_state()
@@ -84,7 +85,7 @@ def test_torch_generators_reproduce_and_global_state_is_left_alone(corruption: C
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("corruption", ALL, ids=lambda c: c.key)
+@for_each("corruption", ALL, ids=lambda c: c.key)
 def test_double_precision_agrees_with_single(corruption: Corruption) -> None:
     x = images(4, 3, 32, 32)
     single, double = (corruption(image, generator=streams(4)) for image in (x, x.double()))
@@ -103,7 +104,7 @@ def test_a_gpu_makes_the_same_images() -> None:
         assert torch.allclose(here, there.cpu(), atol=2e-5, rtol=0), corruption
 
 
-@pytest.mark.parametrize("kind", [kind for kind in CORRUPTIONS if kind not in FAMILIES["noise"]])
+@for_each("kind", [kind for kind in CORRUPTIONS if kind not in FAMILIES["noise"]])
 def test_grey_images_stay_grey(kind: str) -> None:
     """A grey image in three channels and in one are corrupted alike; only noise is drawn for every channel."""
     grey = images(3, 1, 32, 32)
@@ -116,8 +117,8 @@ def test_grey_images_stay_grey(kind: str) -> None:
         assert torch.allclose(three[:, 1:2], one, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("kind", sorted(set(CORRUPTIONS) - {"glass-blur", "motion-blur", "frost", "elastic-transform"}))
-@pytest.mark.parametrize("shape", [(50, 3, 32, 32), (60, 1, 28, 28), (15, 3, 64, 64)])
+@for_each("kind", sorted(set(CORRUPTIONS) - {"glass-blur", "motion-blur", "frost", "elastic-transform"}))
+@for_each("shape", [(50, 3, 32, 32), (60, 1, 28, 28), (15, 3, 64, 64)])
 def test_distance_grows_with_severity(kind: str, shape: tuple[int, ...]) -> None:
     """On natural-like images; for the other four the published constants have it otherwise (see the parity test)."""
     x = images(*shape)
@@ -129,15 +130,15 @@ def test_distance_grows_with_severity(kind: str, shape: tuple[int, ...]) -> None
     assert distances[4] > 1.2 * distances[0]
 
 
-@pytest.mark.parametrize("kind", ["defocus-blur", "glass-blur", "motion-blur", "zoom-blur", "elastic-transform"])
-@pytest.mark.parametrize("severity", SEVERITIES)
+@for_each("kind", ["defocus-blur", "glass-blur", "motion-blur", "zoom-blur", "elastic-transform"])
+@for_each("severity", SEVERITIES)
 def test_flat_images_stay_flat_where_pixels_only_move(kind: str, severity: int) -> None:
     x = torch.full((2, 3, 20, 30), 0.37, dtype=torch.float64)
     assert torch.allclose(Corruption(kind=kind, severity=severity)(x), x, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("corruption", ALL, ids=lambda c: c.key)
-@pytest.mark.parametrize("value", [0.0, 1.0])
+@for_each("corruption", ALL, ids=lambda c: c.key)
+@for_each("value", [0.0, 1.0])
 def test_black_and_white_images_are_no_trouble(corruption: Corruption, value: float) -> None:
     y = corruption(torch.full((2, 3, 16, 16), value), generator=streams(2))
     assert y.isfinite().all()
@@ -171,7 +172,7 @@ def test_specs_select() -> None:
     assert {c.family for c in make_corruptions("corruptions:family=noise+digital")} == {"noise", "digital"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spec", "message"),
     [
         ("corruptions:kind=fogg", "unknown corruption 'fogg': did you mean 'fog'?"),

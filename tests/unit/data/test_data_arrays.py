@@ -16,6 +16,7 @@ from classwise.core.errors import InputError
 from classwise.data import ImageSet, arrays, materialize
 from classwise.data import cache as disk
 from classwise.data.sources import Reading
+from each import for_each
 
 UINT8 = np.arange(2 * 3 * 2 * 2, dtype=np.uint8).reshape(2, 3, 2, 2)
 FLOAT = UINT8.astype(np.float32) / 255
@@ -25,7 +26,7 @@ def build(images=UINT8, labels=(0, 1), classes=("a", "b")):
     return ImageSet(name="set", split="test", images=images, labels=np.asarray(labels), classes=classes)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("images", "labels", "message"),
     [
         (UINT8, (0, 2), "label 2 at index 1; expected 0..1 (2 classes)"),

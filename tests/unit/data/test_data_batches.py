@@ -12,6 +12,7 @@ from classwise.core.errors import InputError
 from classwise.data import Batches, ImageSet, augment, materialize, ordered, to_float
 from classwise.data.augment import random_parts, resample
 from classwise.data.sources import Reading
+from each import for_each
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -27,9 +28,9 @@ def reference(image: np.ndarray, top: int, left: int, mirror: bool, crop: int) -
     return cut[:, :, ::-1] if mirror else cut
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-@pytest.mark.parametrize("crop", [0, 1, 4])
-@pytest.mark.parametrize("shape", [(3, 8, 8), (1, 5, 7)])
+@for_each("dtype", [np.uint8, np.float32])
+@for_each("crop", [0, 1, 4])
+@for_each("shape", [(3, 8, 8), (1, 5, 7)])
 def test_augmentation_equals_the_naive_way(dtype, crop, shape):
     random = np.random.default_rng(crop)
     x = random.integers(1, 256, (50, *shape)).astype(dtype)

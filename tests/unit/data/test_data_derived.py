@@ -13,6 +13,7 @@ from classwise.core.streams import ExampleNoise
 from classwise.corruptions import Corruption
 from classwise.data import DATASETS, load_data, to_float
 from classwise.data.derived import known_superclasses, long_tail
+from each import for_each
 
 
 def complaint(spec: str, split: str = "test") -> str:
@@ -170,7 +171,7 @@ def test_superclasses_of_a_part():
     assert known_superclasses("cifar10:make", 10) == known_superclasses("folder:x=1", 10) == {}
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@for_each("name", DATASETS)
 def test_superclasses_hold_every_class_once(name):
     card = DATASETS[name]
     held = sorted(label for labels in card.superclasses.values() for label in labels)

@@ -19,6 +19,7 @@ from torch.utils.data import (
 
 from classwise.core.errors import InputError
 from classwise.data import DATASETS, ImageSet, load_data
+from each import for_each
 
 X = np.random.default_rng(0).integers(0, 256, (7, 3, 6, 6), dtype=np.uint8)
 Y = np.array([0, 1, 2, 0, 1, 2, 0])
@@ -81,7 +82,7 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize("kind", DATA)
+@for_each("kind", DATA)
 def test_every_kind_of_data(kind):
     found = load_data(DATA[kind])
     assert found.images.dtype == np.uint8
@@ -146,7 +147,7 @@ def test_names_and_splits_of_objects():
     assert load_data(DATA["loader of a stream"]).name == "Stream"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("data", "message"),
     [
         ((X, ["cat"] * 7), "labels are text or objects such as 'cat'"),

@@ -11,6 +11,7 @@ from scipy.stats import binom, binomtest, norm
 from classwise.core.errors import InputError
 from classwise.evaluation.allocation import GROWTH, MINIMUM, first_round, next_round, overall, summary
 from classwise.metrics import wilson
+from each import for_each
 
 UNLIMITED = 10**7
 # Robust accuracy by class.
@@ -289,7 +290,7 @@ def simulated(profile: str, limit: int, half_width: float = 0.02) -> dict[str, n
     return {name: np.array(values) for name, values in columns.items()}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("profile", "limit"),
     [
         *((profile, UNLIMITED) for profile in PROFILES),

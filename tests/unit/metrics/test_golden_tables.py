@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from classwise.metrics import class_variance, max_class_difference, rho
+from each import for_each
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -61,8 +62,8 @@ def class_columns(row: dict[str, str]) -> list[str]:
     return [row[f"class{label}"] for label in range(10)]
 
 
-@pytest.mark.parametrize("row", ATTACKS, ids=ATTACK_IDS)
-@pytest.mark.parametrize(
+@for_each("row", ATTACKS, ids=ATTACK_IDS)
+@for_each(
     ("column", "metric", "misprints"),
     [("cv", class_variance, CV_MISPRINTS), ("mcd", max_class_difference, MCD_MISPRINTS)],
     ids=["cv", "mcd"],
@@ -143,7 +144,7 @@ def rho_range(inputs: list[str]) -> tuple[Fraction, Fraction]:
     return min(values), max(values)
 
 
-@pytest.mark.parametrize(("key", "row", "baseline"), list(rho_cells()))
+@for_each(("key", "row", "baseline"), list(rho_cells()))
 def test_rho_follows_from_the_accuracies(key, row, baseline):
     attack = key[-1]
     inputs = [part[f"{attack}_{column}"] for part in (row, baseline) for column in ("avg", "worst")]
@@ -172,8 +173,8 @@ def test_every_listed_misprint_is_in_the_tables():
 # Tian et al. 2021, Table 5 -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("training", ["standard", "adversarial"])
-@pytest.mark.parametrize("row", read("kdd_table5_standard_vs_adversarial.csv"), ids=lambda row: row["dataset"])
+@for_each("training", ["standard", "adversarial"])
+@for_each("row", read("kdd_table5_standard_vs_adversarial.csv"), ids=lambda row: row["dataset"])
 def test_printed_spreads_are_possible_under_our_definitions(row, training):
     """No class columns are printed here, but how far apart the extremes are bounds the variance from both sides."""
     cv, mcd = row[f"{training}_cv"], row[f"{training}_mcd"]

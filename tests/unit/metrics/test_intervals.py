@@ -13,6 +13,7 @@ from scipy.stats import binom, binomtest, ncx2
 from statsmodels.stats.proportion import confint_proportions_2indep, proportion_confint
 
 from classwise.metrics.intervals import gap_interval, variance_interval, wilson, worst_class
+from each import for_each
 
 # Robust accuracy by class of two CIFAR-10 models under a strong attack: plain TRADES, and one of its fair variants.
 PROFILES = {
@@ -70,7 +71,7 @@ def simulated(profile: str, n: int, times: int) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("profile", "n"),
     [
         *product(["trades", "wat", "equal", "two low", "spread"], [70, 1000]),

@@ -28,6 +28,7 @@ from classwise.models.load import build_model, load_model
 from classwise.objectives import HypersphereEmbedding
 from classwise.objectives.hypersphere import LARGEST_PROBABILITY, LEAST_SCALE, scale_for
 from classwise.training.plan import make_plan
+from each import for_each
 
 HE: dict[str, Any] = {"name": "he", "scale": 15, "margin": 0.2}
 SPHERE = {"name": "digits-cnn", "head": "hypersphere"}
@@ -66,7 +67,7 @@ def test_cosines_keep_their_bits_in_lower_precision() -> None:
     assert torch.equal(low, head(z))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@for_each("name", MODELS)
 def test_every_architecture_takes_the_head(name: str) -> None:
     assert "head" in settings_of(MODELS[name])
     channels = 1 if name in ("digits-cnn", "small-cnn") else 3

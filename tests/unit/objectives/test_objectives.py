@@ -35,6 +35,7 @@ from classwise.objectives import (
 )
 from classwise.training import compiled
 from classwise.training.plan import make_plan
+from each import for_each
 
 K, B = 3, 8
 Logits = dict[str, Tensor]
@@ -280,7 +281,7 @@ def test_the_stand_in_of_the_compiled_step_changes_nothing(
         assert torch.allclose(mine.grad, theirs.grad, rtol=1e-2, atol=1e-3 * float(mine.grad.abs().amax()) + 1e-7)
 
 
-@pytest.mark.parametrize("num_classes", [2, 10, 100])
+@for_each("num_classes", [2, 10, 100])
 @EVERY
 def test_any_number_of_classes_and_one_class_alone(
     objective: Objective, passes: int, beta: float, reference: object, num_classes: int
@@ -338,7 +339,7 @@ def test_smoothing_is_that_of_torch(kind: type[Standard | Madry | Trades]) -> No
     assert found.mean().item() != pytest.approx(nn.functional.cross_entropy(logits, y).item())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "message"),
     [
         (lambda: Standard(smoothing=1.0), r"smoothing must lie in \[0, 1\), got 1.0"),

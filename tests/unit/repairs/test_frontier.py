@@ -14,6 +14,7 @@ from scipy.optimize import check_grad, minimize
 
 from classwise.repairs.accuracy import ClassAccuracy, tenth_of
 from classwise.repairs.frontier import WEIGHTS, Objective, Weak, _simplex, best, frontier
+from each import for_each
 
 PLAIN = Objective(penalty=0, softness=0)
 SMOOTH = Objective(penalty=0, softness=0.5)
@@ -108,8 +109,8 @@ def gained(accuracy: ClassAccuracy, biases: np.ndarray, weight: float) -> float:
     return (present.mean() + weight * present.min()) / (1 + weight)
 
 
-@pytest.mark.parametrize("weight", [0.05, 0.3, 1.0, 3.0, 20.0])
-@pytest.mark.parametrize("objective", [PLAIN, Objective(penalty=0, softness=0.02)], ids=["hard", "soft"])
+@for_each("weight", [0.05, 0.3, 1.0, 3.0, 20.0])
+@for_each("objective", [PLAIN, Objective(penalty=0, softness=0.02)], ids=["hard", "soft"])
 def test_three_classes_against_a_grid(weight: float, objective: Objective) -> None:
     accuracy = problem([0.2, 0.9, 1.4], 300)
     ticks = np.linspace(-1.2, 1.2, 49)

@@ -27,6 +27,7 @@ from classwise.reporting import ClassReport, Comparison, compare
 from classwise.reporting.report import DatasetInfo, ThreatInfo
 from classwise.reporting.text import plain, save
 from classwise.storage.verdicts import Verdicts
+from each import for_each
 
 HOSTILE = [
     "=1+1",
@@ -281,7 +282,7 @@ def check_names(classes: list[str], models: tuple[str, str]) -> None:
         assert text.count("\n") == len(rows) + 1
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@for_each("name", HOSTILE)
 def test_hostile_names(name: str) -> None:
     check_names([name, "cat", f"{name} 2"], (name, f"{name} (2)"))
 

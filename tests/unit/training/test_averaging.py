@@ -9,6 +9,7 @@ from torch import nn
 from classwise.core.errors import InputError
 from classwise.core.types import ClassStats
 from classwise.training.averaging import FAWA, FAWASettings, WeightAverage
+from each import for_each
 
 
 def counted(value: float) -> nn.Module:
@@ -90,7 +91,7 @@ def test_only_epochs_whose_worst_class_holds_are_let_in() -> None:
     assert average.model.num_batches_tracked.item() == 6
 
 
-@pytest.mark.parametrize("percent", range(101))
+@for_each("percent", range(101))
 def test_the_threshold_itself_is_good_enough(percent: int) -> None:
     average = FAWA(counted(0.0), FAWASettings(threshold=percent / 100))
     val = ClassStats.zeros(1)

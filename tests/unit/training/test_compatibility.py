@@ -10,6 +10,7 @@ from classwise.core.types import Objective
 from classwise.objectives import OBJECTIVES, Free, HypersphereEmbedding, Madry, Similarity, Standard, Trades
 from classwise.policies import POLICIES
 from classwise.training.compatibility import conflict, traits_of
+from each import for_each
 
 EVERY = [kind() for kind in OBJECTIVES.values()]
 
@@ -41,7 +42,7 @@ def test_controls_that_make_a_difference() -> None:
     assert "targets" in traits_of(replace(Trades(), attack=replace(Trades().attack, loss="ce"))).obeys
 
 
-@pytest.mark.parametrize("objective", EVERY, ids=list(OBJECTIVES))
+@for_each("objective", EVERY, ids=list(OBJECTIVES))
 def test_plain_training_goes_with_everything(objective: Objective) -> None:
     assert conflict(POLICIES["uniform"], objective) is None
     assert conflict(POLICIES["wat"], objective) is None

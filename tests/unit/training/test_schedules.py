@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.training.schedules import SCHEDULES, Constant, Cosine, Cyclic, MultiStep, Step
+from each import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("schedule", "epochs", "points"),
     [
         (Constant(), 10, {0: 1, 5.5: 1, 10: 1}),

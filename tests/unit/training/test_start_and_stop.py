@@ -24,6 +24,7 @@ from classwise.training.data import pseudo_labeled
 from classwise.training.plan import Plan, make_plan
 from classwise.training.state import TrainingState
 from classwise.training.stopping import check_stopping
+from each import for_each
 
 CPU = torch.device("cpu")
 QUICK: dict[str, Any] = {"epochs": 2, "attack": {"steps": 2}, "validation_per_class": 5}
@@ -258,7 +259,7 @@ def test_but_not_for_ever(tmp_path: Path) -> None:
     assert one.engine.objective.attack.steps == 32  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ({"validation_per_class": 0}, "select = 'robust+worst' needs validation images"),

@@ -1,4 +1,4 @@
-"""Adversarial training as published research code usually writes it: the yardstick of ``classwise bench train``.
+"""Adversarial training as published research code usually writes it: the yardstick of ``python -m benchmarks train``.
 
 TRADES (Zhang et al. 2019): min E CE(f(x), y) + beta · KL(p(x) ‖ p(x')), with x' from projected ascent of the same KL;
 Madry et al. 2018: min E CE(f(x'), y), with x' from projected ascent of the cross-entropy. Linf only.

@@ -1,9 +1,10 @@
-"""Rounds, clocks, passes and memory: what every bench is measured with."""
+"""Rounds, clocks, passes and memory."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from classwise.bench import watch
-from classwise.bench.rounds import interleave, rotated, spread, timed
-from classwise.bench.watch import counting, peak_memory
-from classwise.core.progress import SILENT
+from benchmarks import measure
+from benchmarks.measure import counting, interleave, peak_memory, spread, timed
 
 CPU = torch.device("cpu")
 
 
 class HandClock:
-    """A clock that the work itself moves on."""
+    """A clock that the measured work advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -30,7 +29,7 @@ class HandClock:
         return self.now
 
     def work(self, *durations: float) -> Callable[[], None]:
-        """Work that takes the next of these durations at each call."""
+        """Work whose calls take these durations in turn."""
         left = iter(durations)
 
         def run() -> None:
@@ -42,13 +41,16 @@ class HandClock:
 def test_everybody_once_a_round_and_another_first_each_time() -> None:
     calls: list[str] = []
     runs = {name: (lambda name=name: calls.append(name)) for name in ("a", "b", "c")}
-    interleave(runs, 4, lambda run: run(), SILENT)
+    interleave(runs, 4, lambda run: run())
     assert calls == [*"abc", *"bca", *"cab", *"abc"]
 
 
 @given(st.integers(1, 6), st.integers(1, 4))
 def test_over_all_rounds_everybody_has_every_place_equally_often(contenders: int, times: int) -> None:
-    orders = [rotated(range(contenders), number) for number in range(contenders * times)]
+    calls: list[int] = []
+    runs = {str(one): partial(calls.append, one) for one in range(contenders)}
+    interleave(runs, contenders * times, lambda run: run())
+    orders = [calls[start : start + contenders] for start in range(0, len(calls), contenders)]
     for place in range(contenders):
         held = [order[place] for order in orders]
         assert [held.count(one) for one in range(contenders)] == [times] * contenders
@@ -57,35 +59,33 @@ def test_over_all_rounds_everybody_has_every_place_equally_often(contenders: int
 def test_medians_by_an_injected_clock() -> None:
     clock = HandClock()
     runs = {"a": clock.work(3, 1, 2, 9), "b": clock.work(10, 40, 20, 30)}
-    found = interleave(runs, 4, lambda run: timed(clock, run).seconds, SILENT)
+    found = interleave(runs, 4, lambda run: timed(clock, run)[0])
     assert found == {"a": [3, 1, 2, 9], "b": [10, 40, 20, 30]}
-    a, b = spread(found["a"]), spread(found["b"])
-    assert (a.median, a.low, a.high) == (2.5, 1, 9)
-    assert (b.median, b.low, b.high) == (25, 10, 40)
+    assert spread(found["a"]) == {"median": 2.5, "low": 1, "high": 9, "values": [3, 1, 2, 9]}
+    assert spread(found["b"]) == {"median": 25, "low": 10, "high": 40, "values": [10, 40, 20, 30]}
 
 
 def test_timing_hands_the_result_on() -> None:
-    assert timed(HandClock(), lambda: "found").result == "found"
+    assert timed(HandClock(), lambda: "found") == (0, "found")
 
 
-@pytest.mark.parametrize("breaks_at", range(1, 7))
-def test_an_interruption_leaves_whole_rounds(breaks_at: int) -> None:
-    calls = 0
+def test_an_interruption_leaves_whole_rounds() -> None:
+    for breaks_at in range(1, 7):
+        calls = iter(range(1, 7))
 
-    def run() -> int:
-        nonlocal calls
-        calls += 1
-        if calls == breaks_at:
-            raise KeyboardInterrupt
-        return calls
+        def run(calls: Iterator[int] = calls, breaks_at: int = breaks_at) -> int:
+            if (call := next(calls)) == breaks_at:
+                raise KeyboardInterrupt
+            return call
 
-    runs = {"a": run, "b": run}
-    if breaks_at <= 2:
-        with pytest.raises(KeyboardInterrupt):
-            interleave(runs, 3, lambda run: run(), SILENT)
-    else:
-        found = interleave(runs, 3, lambda run: run(), SILENT)
-        assert {name: len(values) for name, values in found.items()} == dict.fromkeys("ab", (breaks_at - 1) // 2)
+        runs = {"a": run, "b": run}
+        if breaks_at <= 2:
+            with pytest.raises(KeyboardInterrupt):
+                interleave(runs, 3, lambda run: run())
+        else:
+            found = interleave(runs, 3, lambda run: run())
+            complete = dict.fromkeys("ab", (breaks_at - 1) // 2)
+            assert {name: len(values) for name, values in found.items()} == complete, breaks_at
 
 
 def test_passes_are_images_through_the_model_and_gradients_back_to_them() -> None:
@@ -114,19 +114,19 @@ def test_weight_gradients_alone_are_no_gradients_of_images() -> None:
     assert (passes.forwards, passes.backwards) == (5, 0)
 
 
-@pytest.mark.skipif(not watch.STATM.exists(), reason="no /proc/self/statm")
+@pytest.mark.skipif(not measure.STATM.exists(), reason="no /proc/self/statm")
 def test_memory_that_was_held_for_a_while_is_seen_every_time() -> None:
     for _ in range(3):  # what the first run freed must not hide what the second takes
         with peak_memory(CPU) as peak:
             held = torch.ones(16 * 2**20)
-            time.sleep(20 * watch.SAMPLE_SECONDS)
+            time.sleep(20 * measure.SAMPLE_SECONDS)
             del held
         assert peak.bytes is not None
         assert 60 * 2**20 < peak.bytes < 80 * 2**20
 
 
 def test_memory_is_unknown_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "STATM", Path("/nowhere/statm"))
+    monkeypatch.setattr(measure, "STATM", Path("/nowhere/statm"))
     with peak_memory(CPU) as peak:
         pass
     assert peak.bytes is None
