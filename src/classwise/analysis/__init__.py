@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from classwise.analysis.answer import Answer
 from classwise.analysis.background import background
 from classwise.analysis.bias_share import bias_share
 from classwise.analysis.bound import bound
@@ -24,9 +23,10 @@ from classwise.analysis.homing import homing
 from classwise.analysis.intervals import intervals
 from classwise.analysis.margins import margins
 from classwise.analysis.radar import radar
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.analysis.several import MOST_RUNS
 from classwise.analysis.similarity import similarity
-from classwise.analysis.subject import Subject
 from classwise.analysis.trade_off import trade_off
 from classwise.analysis.universality import universality
 from classwise.analysis.weight_norms import weight_norms

@@ -29,13 +29,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from classwise.analysis.answer import Answer
 from classwise.analysis.confusion import Matrix, matrix_of
-from classwise.analysis.derived import kept
 from classwise.analysis.foreground import foregrounds
-from classwise.analysis.look import BATCH, attack_of
-from classwise.analysis.runs import evaluated_on, one_attack, recipe_of, trained
-from classwise.analysis.subject import Subject
+from classwise.analysis.image_folders import kept
+from classwise.analysis.model_outputs import BATCH, attack_of
+from classwise.analysis.result import Answer
+from classwise.analysis.retraining import evaluated_on, one_attack, recipe_of, trained
+from classwise.analysis.run import Subject
 from classwise.analysis.superclasses import membership
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, frozen, logits_of

@@ -25,10 +25,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from classwise.analysis.answer import Answer
 from classwise.analysis.bias_fit import Fitted, Images, Judged, Measured, matching, measured, ratio, removed, rounded
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.analysis.several import MOST_RUNS, in_view, names_apart, opened
-from classwise.analysis.subject import Subject
 from classwise.analysis.wording import decimal, left_out
 from classwise.core.errors import InputError
 from classwise.core.threat import Threat

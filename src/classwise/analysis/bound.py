@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 
-from classwise.analysis.answer import Answer
-from classwise.analysis.runs import recipe_of
-from classwise.analysis.subject import Subject
+from classwise.analysis.result import Answer
+from classwise.analysis.retraining import recipe_of
+from classwise.analysis.run import Subject
 from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.threat import Threat

@@ -25,12 +25,12 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
-from classwise.analysis.answer import Answer
-from classwise.analysis.asking import ask, redrawn_means
+from classwise.analysis.bootstrap import ask, redrawn_means
 from classwise.analysis.correlation import Correlation, spearman
-from classwise.analysis.look import Look, attack_of, look, look_attacked
+from classwise.analysis.model_outputs import Look, attack_of, look, look_attacked
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.analysis.several import in_view
-from classwise.analysis.subject import Subject
 from classwise.analysis.wording import decimal, left_out, told
 from classwise.config.spec import Numbers, split_list
 from classwise.core.errors import InputError

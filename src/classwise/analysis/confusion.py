@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from classwise.analysis.answer import Answer
-from classwise.analysis.subject import Subject
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.analysis.superclasses import Superclasses, membership, superclasses_of
 from classwise.core.errors import InputError
 from classwise.metrics import confusion_matrix

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 from pydantic import NonNegativeInt
 
-from classwise.analysis.answer import Answer
 from classwise.analysis.correlation import Correlation, pearson, spearman
-from classwise.analysis.subject import Subject
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.core.errors import InputError
 from classwise.metrics import class_variance, max_class_difference
 from classwise.reporting.corruptions import CorruptionResult

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from classwise.analysis.answer import Answer
-from classwise.analysis.look import Look, linear_head, look, look_attacked
+from classwise.analysis.model_outputs import Look, linear_head, look, look_attacked
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.analysis.several import in_view
-from classwise.analysis.subject import Subject
 from classwise.analysis.superclasses import Superclasses, membership, superclasses_of
 from classwise.analysis.wording import decimal, left_out
 from classwise.core.errors import InputError

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
-from classwise.analysis.answer import Answer
-from classwise.analysis.subject import Subject
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.core.errors import InputError
 from classwise.metrics import class_variance
 from classwise.reporting.figures import COLOURS, DASHES, INK, Figure, Series, lines

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator
 
-from classwise.analysis.answer import Answer
-from classwise.analysis.asking import ask
-from classwise.analysis.look import BATCH, attack_of
-from classwise.analysis.subject import Subject
+from classwise.analysis.bootstrap import ask
+from classwise.analysis.model_outputs import BATCH, attack_of
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.config.spec import Number, split_list
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of

@@ -26,11 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from classwise.analysis.answer import Answer
-from classwise.analysis.derived import kept
-from classwise.analysis.look import BATCH, attack_of, linear_head
-from classwise.analysis.runs import evaluated, one_attack, recipe_of, trained
-from classwise.analysis.subject import Subject
+from classwise.analysis.image_folders import kept
+from classwise.analysis.model_outputs import BATCH, attack_of, linear_head
+from classwise.analysis.result import Answer
+from classwise.analysis.retraining import evaluated, one_attack, recipe_of, trained
+from classwise.analysis.run import Subject
 from classwise.analysis.wording import decimal
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, frozen

@@ -15,10 +15,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from classwise.analysis.answer import Answer
 from classwise.analysis.correlation import Correlation, spearman
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.analysis.several import compared, in_view, opened
-from classwise.analysis.subject import Subject
 from classwise.core.errors import InputError
 from classwise.reporting.comparison import Row
 from classwise.reporting.estimates import ClassEstimate, Estimate

@@ -31,8 +31,8 @@ from scipy.spatial.distance import squareform
 from sklearn.cluster import spectral_clustering
 from sklearn.metrics import adjusted_rand_score
 
-from classwise.analysis.answer import Answer
-from classwise.analysis.subject import Subject
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.analysis.superclasses import Superclasses, membership, superclasses_of
 from classwise.core.errors import InputError
 from classwise.reporting.estimates import Estimate, estimate, share

@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from classwise.analysis.answer import Answer
-from classwise.analysis.runs import evaluated, one_attack, recipe_of, trained
-from classwise.analysis.subject import Subject
+from classwise.analysis.result import Answer
+from classwise.analysis.retraining import evaluated, one_attack, recipe_of, trained
+from classwise.analysis.run import Subject
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
 from classwise.metrics import confusion_matrix

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from classwise.analysis.answer import Answer
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.analysis.several import MOST_RUNS, names_apart, opened
-from classwise.analysis.subject import Subject
 from classwise.core.errors import InputError
 from classwise.reporting.estimates import Estimate
 from classwise.reporting.figures import Figure, Series, bars

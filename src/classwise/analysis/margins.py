@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from classwise.analysis.answer import Answer
-from classwise.analysis.asking import ask, redrawn_means
-from classwise.analysis.look import BATCH, attack_of, chosen
+from classwise.analysis.bootstrap import ask, redrawn_means
+from classwise.analysis.model_outputs import BATCH, attack_of, chosen
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.analysis.several import in_view
-from classwise.analysis.subject import Subject
 from classwise.analysis.wording import decimal, left_out
 from classwise.attacks import FAB
 from classwise.config.spec import Numbers

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from classwise.analysis.answer import Answer
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.analysis.several import MOST_RUNS, compared, in_view, opened
-from classwise.analysis.subject import Subject
 from classwise.core.errors import InputError
 from classwise.reporting.comparison import Row
 from classwise.reporting.estimates import ClassEstimate

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from classwise.analysis.answer import Answer
+from classwise.analysis.result import Answer
 from classwise.reporting.pages import answers_page
 from classwise.storage.files import atomic, write_json, write_text
 

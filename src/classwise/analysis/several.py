@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from classwise.analysis.subject import Subject
+from classwise.analysis.run import Subject
 from classwise.core.errors import InputError
 from classwise.reporting.comparison import Comparison, compare
 from classwise.storage.verdicts import NATURAL

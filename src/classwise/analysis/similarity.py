@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from classwise.analysis.answer import Answer
 from classwise.analysis.correlation import Correlation, spearman
-from classwise.analysis.look import Look, look, look_attacked
-from classwise.analysis.subject import Subject
+from classwise.analysis.model_outputs import Look, look, look_attacked
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.analysis.wording import decimal, told
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress

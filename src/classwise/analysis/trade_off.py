@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from classwise.analysis.answer import Answer
-from classwise.analysis.runs import evaluated, one_attack, recipe_of, trained
-from classwise.analysis.subject import Subject
+from classwise.analysis.result import Answer
+from classwise.analysis.retraining import evaluated, one_attack, recipe_of, trained
+from classwise.analysis.run import Subject
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress

@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from classwise.analysis.answer import Answer
 from classwise.analysis.correlation import FEWEST, Floats
-from classwise.analysis.runs import recipe_if_trained
+from classwise.analysis.result import Answer
+from classwise.analysis.retraining import recipe_if_trained
+from classwise.analysis.run import Subject
 from classwise.analysis.several import compared, in_view, opened
-from classwise.analysis.subject import Subject
 from classwise.analysis.wording import decimal
 from classwise.core.errors import InputError
 from classwise.reporting.figures import Figure, heatmap

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from classwise.analysis.answer import Answer
 from classwise.analysis.correlation import Correlation, pearson, spearman
-from classwise.analysis.look import linear_head
+from classwise.analysis.model_outputs import linear_head
+from classwise.analysis.result import Answer
+from classwise.analysis.run import Subject
 from classwise.analysis.several import in_view, names_apart, opened
-from classwise.analysis.subject import Subject
 from classwise.analysis.wording import decimal, left_out, told
 from classwise.core.errors import InputError
 from classwise.models.hypersphere import HypersphereHead

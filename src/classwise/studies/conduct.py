@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from classwise.analysis import QUESTIONS, Answer, Subject, ask
-from classwise.analysis.runs import each_done
+from classwise.analysis.retraining import each_done
 from classwise.analysis.save import write
 from classwise.api.evaluate import evaluate
 from classwise.api.train import train

@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_similarity
 
 from classwise.analysis import Subject, similarity
-from classwise.analysis.look import look, look_attacked
+from classwise.analysis.model_outputs import look, look_attacked
 from classwise.analysis.similarity import cosines, mantel, symmetrised
 from classwise.core.errors import InputError
 

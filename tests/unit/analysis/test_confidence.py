@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from classwise.analysis import Subject, confidence
 from classwise.analysis.confidence import cvc
-from classwise.analysis.look import look, look_attacked
+from classwise.analysis.model_outputs import look, look_attacked
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.metrics.calibration import BINS, bin_of, expected_calibration_error

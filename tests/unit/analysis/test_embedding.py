@@ -16,7 +16,7 @@ from torch import nn
 
 from classwise.analysis import Subject, embedding
 from classwise.analysis.embedding import silhouettes
-from classwise.analysis.look import look, look_attacked
+from classwise.analysis.model_outputs import look, look_attacked
 from classwise.core.errors import InputError
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from planted import Linear, planted, thousand
 
 from classwise.analysis import Subject, examples
-from classwise.analysis.look import look, look_attacked
+from classwise.analysis.model_outputs import look, look_attacked
 from classwise.core.errors import InputError
 from classwise.reporting.figures import Card, Picture, gallery, png
 from classwise.reporting.pages import answers_page

@@ -27,7 +27,7 @@ from layout_files import (
 )
 from PIL import Image
 
-from classwise.analysis.derived import kept
+from classwise.analysis.image_folders import kept
 from classwise.core.errors import InputError
 from classwise.data import DATASETS, load_data
 from classwise.data.decode import cropped

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from classwise.accelerate import release_memory, search_model
-from classwise.analysis.subject import Subject
+from classwise.analysis.run import Subject
 from classwise.attacks.base import BallAttack
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, frozen, logits_of

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classwise.analysis.look import attack_of, linear_head, look, look_attacked
-from classwise.analysis.subject import Subject
+from classwise.analysis.model_outputs import attack_of, linear_head, look, look_attacked
+from classwise.analysis.run import Subject
 from classwise.core.errors import InputError
 from classwise.models import MODELS
 from classwise.models.heads import head_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from classwise.analysis.subject import Subject
+from classwise.analysis.run import Subject
 from classwise.api.evaluate import evaluate
 from classwise.api.train import train_together
 from classwise.config.recipes import Recipe, load_recipe
