@@ -80,7 +80,7 @@ EVALUATION = (
     Variant("CUDA graphs of passes, not of whole steps", (changed(twin.Twin, "repeat_steps", None),)),
     Variant("no targets side by side", (changed(aimed, "ROOM", {False: 1, True: 1}),)),
     Variant("Square does not run ahead", (changed(square, "ROOM", {False: 0, True: 0}),)),
-    Variant("targets by their logits", (changed(CosinePGD, "order", aimed.AimedAttack.order),)),
+    Variant("targets by their logits", (changed(CosinePGD, "order", aimed.GradientAttack.order),)),
 )
 
 
