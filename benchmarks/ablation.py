@@ -83,7 +83,7 @@ EVALUATION = (
     ),
     Variant("no targets side by side", (changed(aimed, "ROOM", {False: 1, True: 1}),)),
     Variant("Square does not run ahead", (changed(square, "ROOM", {False: 0, True: 0}),)),
-    Variant("targets by their logits", (changed(CosinePGD, "order", aimed.AimedAttack.order),)),
+    Variant("targets by their logits", (changed(CosinePGD, "order", aimed.GradientAttack.order),)),
 )
 
 

@@ -34,7 +34,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from classwise.attacks.aimed import AimedAttack
+from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import Loss, make_loss
 from classwise.attacks.problem import WORTH_LEAVING, Problem
 from classwise.config.spec import Number
@@ -49,7 +49,7 @@ LOOK = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class APGD(AimedAttack):
+class APGD(GradientAttack):
     """PGD with momentum and a step size that is halved where the loss stops rising."""
 
     resembles_cascade: ClassVar[bool] = True

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from classwise.attacks.aimed import AimedAttack
+from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import Loss, margin
 from classwise.attacks.problem import Problem
 from classwise.config.spec import Number
@@ -51,7 +51,7 @@ class Nearest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CarliniWagner(AimedAttack):
+class CarliniWagner(GradientAttack):
     """The smallest perturbation that fools, for a size that its subclass knows."""
 
     search_steps: int

@@ -24,7 +24,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from classwise.attacks.aimed import AimedAttack
+from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import Loss, make_loss, margin, targeted_margin
 from classwise.attacks.problem import Problem
 from classwise.config.spec import Number
@@ -36,7 +36,7 @@ CANDIDATES = 9
 
 
 @dataclass(frozen=True, kw_only=True)
-class CosinePGD(AimedAttack):
+class CosinePGD(GradientAttack):
     """Gradient ascent whose steps shrink from the whole radius to a fiftieth of it."""
 
     steps: int = 20

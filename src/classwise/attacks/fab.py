@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from classwise.attacks.aimed import AimedAttack, Search
+from classwise.attacks.gradient import GradientAttack, Search
 from classwise.attacks.problem import WORTH_LEAVING, Problem
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
@@ -57,7 +57,7 @@ FINER = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class FAB(AimedAttack):
+class FAB(GradientAttack):
     """Walks along the nearest decision boundary to where it is closest to the image."""
 
     steps: int = 100

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from classwise.attacks.aimed import AimedAttack
+from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import make_loss
 from classwise.attacks.pgd import climb
 from classwise.attacks.problem import Problem
@@ -19,7 +19,7 @@ from classwise.core.threat import Start
 
 
 @dataclass(frozen=True, kw_only=True)
-class FGSM(AimedAttack):
+class FGSM(GradientAttack):
     """One step of steepest ascent of the cross-entropy."""
 
     step_size: Number | None = None

@@ -26,7 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from classwise.attacks.estimates import EstimatedAttack, State, ask
+from classwise.attacks.estimation import EstimationAttack, State, ask
 from classwise.attacks.losses import margin
 from classwise.attacks.problem import Problem
 from classwise.config.spec import Number
@@ -34,7 +34,7 @@ from classwise.core.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class NAttack(EstimatedAttack):
+class NAttack(EstimationAttack):
     """Natural evolution of a Gaussian in tanh space."""
 
     iterations: int = 500

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from classwise.attacks.estimates import LOSSES, EstimatedAttack, EstimatedLoss, State, antithetic, check_pairs
+from classwise.attacks.estimation import LOSSES, EstimatedLoss, EstimationAttack, State, antithetic, check_pairs
 from classwise.attacks.problem import Problem
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
@@ -24,7 +24,7 @@ from classwise.core.threat import Start
 
 
 @dataclass(frozen=True, kw_only=True)
-class NES(EstimatedAttack):
+class NES(EstimationAttack):
     """PGD with gradients from Gaussian search directions."""
 
     iterations: int = 200

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from classwise.attacks.aimed import AimedAttack
+from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import Loss, LossName, make_loss
 from classwise.attacks.problem import Problem
 from classwise.config.spec import Number
@@ -27,7 +27,7 @@ from classwise.core.threat import Start
 
 
 @dataclass(frozen=True, kw_only=True)
-class PGD(AimedAttack):
+class PGD(GradientAttack):
     """Gradient ascent on a loss within the ball, from a random start."""
 
     steps: int = 20

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from classwise.attacks.estimates import LOSSES, EstimatedAttack, EstimatedLoss, State, antithetic, check_pairs
+from classwise.attacks.estimation import LOSSES, EstimatedLoss, EstimationAttack, State, antithetic, check_pairs
 from classwise.attacks.problem import Problem
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
@@ -29,7 +29,7 @@ DECAY, DECAY_SQUARES = 0.9, 0.999
 
 
 @dataclass(frozen=True, kw_only=True)
-class SPSA(EstimatedAttack):
+class SPSA(EstimationAttack):
     """Adam with gradients from random signs."""
 
     iterations: int = 100

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from classwise.attacks.aimed import AimedAttack
 from classwise.attacks.base import BallAttack
+from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import make_loss
 from classwise.attacks.pgd import climb
 from classwise.attacks.problem import Problem
@@ -27,7 +27,7 @@ from classwise.core.threat import Start
 
 
 @dataclass(frozen=True, kw_only=True)
-class TemperaturePGD(AimedAttack):
+class TemperaturePGD(GradientAttack):
     """PGD that multiplies the logits by 1/T in its loss."""
 
     inv_t: Numbers = (5.0,)

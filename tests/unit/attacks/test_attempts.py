@@ -39,7 +39,7 @@ def batch(model: nn.Module) -> tuple[Tensor, Tensor]:
     ids=lambda attack: type(attack).__name__,
 )
 def test_side_by_side_is_one_after_the_other(
-    attack: aimed.AimedAttack, model: nn.Module, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+    attack: aimed.GradientAttack, model: nn.Module, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y = batch
     results = []
@@ -81,7 +81,7 @@ def test_attempts_have_starts_of_their_own(model: nn.Module, batch: tuple[Tensor
     ids=lambda value: type(value).__name__,
 )
 def test_attempts_of_one_kind_are_one_search_where_there_is_room(
-    attack: aimed.AimedAttack,
+    attack: aimed.GradientAttack,
     sizes: list[int],
     model: nn.Module,
     batch: tuple[Tensor, Tensor],

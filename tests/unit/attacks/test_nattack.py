@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from classwise.attacks import ATTACKS, NES, SPSA, BallAttack, NAttack, estimates
-from classwise.attacks.estimates import antithetic
+from classwise.attacks.estimation import antithetic
 from classwise.attacks.losses import margin
 from classwise.attacks.nattack import rewards_of
 from classwise.config.spec import build

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from classwise.attacks import APGD, ATTACKS, CWPGD, FAB, FGSM, PGD, Square, TemperaturePGD, aimed
-from classwise.attacks.aimed import AimedAttack
+from classwise.attacks.gradient import GradientAttack
 from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
@@ -45,7 +45,7 @@ def pictures(size: int = 12, num_classes: int = 5) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def reached(attack: AimedAttack, **settings: object) -> tuple[Tensor, Tensor, Tensor]:
+def reached(attack: GradientAttack, **settings: object) -> tuple[Tensor, Tensor, Tensor]:
     """Clean logits, labels and what the model says in the end."""
     model, (x, y) = Linear(), pictures()
     aimed = type(attack)(**{**vars(attack), "eps": EPS, **settings})
@@ -55,7 +55,7 @@ def reached(attack: AimedAttack, **settings: object) -> tuple[Tensor, Tensor, Te
 
 
 @pytest.mark.parametrize("attack", [*AIMED, FGSM()], ids=repr)
-def test_likely_and_unlikely_classes(attack: AimedAttack) -> None:
+def test_likely_and_unlikely_classes(attack: GradientAttack) -> None:
     clean, y, found = reached(attack, target="least-likely")
     assert torch.equal(found, clean.scatter(1, y[:, None], torch.inf).argmin(1))
     clean, y, found = reached(attack, target="most-likely")
@@ -63,7 +63,7 @@ def test_likely_and_unlikely_classes(attack: AimedAttack) -> None:
 
 
 @pytest.mark.parametrize("attack", AIMED, ids=repr)
-def test_one_class_for_all_but_its_own_images(attack: AimedAttack) -> None:
+def test_one_class_for_all_but_its_own_images(attack: GradientAttack) -> None:
     _, y, found = reached(attack, target=3)
     assert torch.equal(found, torch.full_like(y, 3))
     model, (x, y) = Linear(), pictures()
@@ -74,7 +74,7 @@ def test_one_class_for_all_but_its_own_images(attack: AimedAttack) -> None:
 
 
 @pytest.mark.parametrize("attack", AIMED, ids=repr)
-def test_given_classes(attack: AimedAttack) -> None:
+def test_given_classes(attack: GradientAttack) -> None:
     model, (x, y) = Linear(), pictures()
     targets = (y + torch.tensor([1, 2, 3, 4]).repeat(3)) % 5
     aimed = type(attack)(**{**vars(attack), "eps": EPS})
@@ -84,7 +84,7 @@ def test_given_classes(attack: AimedAttack) -> None:
 
 @pytest.mark.parametrize("attack", [*AIMED, *CONTENT], ids=repr)
 @pytest.mark.parametrize("target", ["most-likely", "least-likely", "random", "all", 3])
-def test_every_way_to_aim_breaks_what_can_be_broken(attack: AimedAttack, target: str | int) -> None:
+def test_every_way_to_aim_breaks_what_can_be_broken(attack: GradientAttack, target: str | int) -> None:
     _, y, found = reached(attack, target=target)
     assert torch.equal(found != y, y != target if isinstance(target, int) else y >= 0)
 
@@ -180,7 +180,7 @@ def test_bad_settings_are_one_clear_line(spec: str, message: str) -> None:
     ],
     ids=lambda value: repr(value)[:60],
 )
-def test_bad_targets_are_one_clear_line(attack: AimedAttack, targets: list[int] | None, message: str) -> None:
+def test_bad_targets_are_one_clear_line(attack: GradientAttack, targets: list[int] | None, message: str) -> None:
     x, y = pictures(3)
     with pytest.raises(InputError) as caught:
         attack(Linear(), x, y, targets=None if targets is None else torch.tensor(targets))

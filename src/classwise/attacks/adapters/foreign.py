@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from classwise.attacks.adapters.call import Meter, kept, reproducible, seed_of, torch_generator, untouched
+from classwise.attacks.adapters.describe import norm_text, parts_of, radius_text, same_radius, text_of
 from classwise.attacks.adapters.libraries import EXPECTED, FUNCTION, LIBRARIES, check_function, function_name
 from classwise.attacks.adapters.question import Library, Question
-from classwise.attacks.adapters.reading import norm_text, parts_of, radius_text, same_radius, text_of
 from classwise.attacks.base import BallAttack
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, dtype_of, frozen

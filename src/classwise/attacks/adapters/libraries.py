@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from classwise.attacks.adapters.describe import parts_of, settings_of
 from classwise.attacks.adapters.question import Library, Question
-from classwise.attacks.adapters.reading import parts_of, settings_of
 from classwise.core.errors import InputError
 from classwise.storage.files import digest
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from classwise.attacks.adapters.reading import is_from, settings_of
+from classwise.attacks.adapters.describe import is_from, settings_of
 from classwise.core.errors import InputError
 
 if TYPE_CHECKING:

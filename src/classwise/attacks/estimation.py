@@ -25,7 +25,7 @@ State = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EstimatedAttack(BallAttack):
+class EstimationAttack(BallAttack):
     """A search that asks ``population`` queries for every step. Its author writes the state, its image and one step.
 
     The image is tested before every step, for one query more, and a broken example leaves at once.
@@ -103,7 +103,7 @@ EstimatedLoss = Literal["ce", "margin"]
 LOSSES: dict[EstimatedLoss, Callable[[Tensor], Loss]] = {"ce": log_odds, "margin": margin}
 
 
-def check_pairs(attack: EstimatedAttack, sigma: float) -> None:
+def check_pairs(attack: EstimationAttack, sigma: float) -> None:
     """What attacks with antithetic pairs need of their settings."""
     if attack.population % 2:
         raise InputError(f"population must be even, as queries come in pairs, got {attack.population}")

@@ -29,7 +29,7 @@ ROOM = {False: 100, True: 1000}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AimedAttack(BallAttack):
+class GradientAttack(BallAttack):
     """An attack with targets and restarts. Its author writes one search towards one class, or away from the label."""
 
     aims: ClassVar[bool] = True
