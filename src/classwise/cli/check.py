@@ -14,8 +14,8 @@ from classwise.cli.console import guarded, say, say_json, table
 from classwise.core.errors import InputError
 from classwise.reporting import ClassReport, load_report
 from classwise.reporting import compare as compare_reports
+from classwise.reporting.check_output import COLUMNS, junit, rows, workflow_commands
 from classwise.reporting.gate import Check, no_findings, no_worse_than, thresholds
-from classwise.reporting.outcomes import COLUMNS, junit, rows, workflow_commands
 from classwise.storage.files import write_text
 
 

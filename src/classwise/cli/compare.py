@@ -11,8 +11,8 @@ from classwise.cli.console import estimate, guarded, number, say, say_json, tabl
 from classwise.core.errors import InputError
 from classwise.reporting import Comparison
 from classwise.reporting import compare as compare_reports
-from classwise.reporting.paper_figures import save_figures
-from classwise.reporting.story import comparison_sentences
+from classwise.reporting.charts import save_figures
+from classwise.reporting.wording import comparison_facts, comparison_verdict
 
 
 @guarded
@@ -60,5 +60,6 @@ def show(comparison: Comparison) -> None:
             ],
         )
         say("")
-    for sentence in comparison_sentences(comparison):
-        say(sentence)
+    say(comparison_verdict(comparison))
+    for name, fact in comparison_facts(comparison):
+        say(f"{name}: {fact}")

@@ -21,8 +21,8 @@ from classwise.cli.live import GAP, LiveView, parts
 from classwise.core.errors import Diverged, InputError
 from classwise.core.progress import Epoch, Progress
 from classwise.reporting.estimates import Estimate
+from classwise.reporting.formatting import plain
 from classwise.reporting.report import Worst
-from classwise.reporting.text import plain
 
 WIDTH = None if sys.stdout.isatty() else 200
 """A file or a pipe has no width that a table should be cut to."""

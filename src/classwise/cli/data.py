@@ -10,7 +10,7 @@ import typer
 
 from classwise.cli.console import ConsoleProgress, guarded, say, say_json, table
 from classwise.core.errors import InputError
-from classwise.reporting.text import plain
+from classwise.reporting.formatting import plain
 from classwise.storage.files import atomic, write_json
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from classwise.cli import compare as compare_command
 from classwise.cli.console import ConsoleProgress, guarded, say, say_json
 from classwise.reporting import Comparison
 from classwise.reporting.comparison import Row
-from classwise.reporting.story import LEVEL, interval, number, p_text, percent, signed
+from classwise.reporting.formatting import SIGNIFICANT, interval, number, p_text, percent, signed
 
 EPS = "0.2"
 ATTACKS = ("pgd:steps=20", "temperature-pgd:inv_t=5")
@@ -125,7 +125,9 @@ def _filled(madry: Row, trades: Row) -> str:
     assert worst is not None
     # The changes are against TRADES, so what Madry lost there is what TRADES holds.
     change = next(part for part in madry.changes if part.label == hole.label)
-    told = "the data show the difference" if change.p_value < LEVEL else "the data cannot tell this from no change"
+    told = (
+        "the data show the difference" if change.p_value < SIGNIFICANT else "the data cannot tell this from no change"
+    )
     held = f"With TRADES {percent(trades.shares[hole.label])} of the {hole.name}s survive"
     now = "It is still the weakest digit."
     if worst.label != hole.label:

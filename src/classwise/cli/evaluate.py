@@ -9,10 +9,10 @@ import typer
 
 from classwise.cli.console import ConsoleProgress, estimate, guarded, number, say, say_json, table
 from classwise.reporting import ClassReport
+from classwise.reporting.charts import save_figures
 from classwise.reporting.corruptions import Corruptions
 from classwise.reporting.effort import StageInfo
-from classwise.reporting.paper_figures import require, save_figures
-from classwise.reporting.story import WHOM, allocation_sentence, audit_sentence
+from classwise.reporting.wording import SELECTED, allocation_sentence, audit_sentence
 
 
 @guarded
@@ -66,8 +66,6 @@ def evaluate(
     """Attack a model and report its accuracy class by class, with intervals."""
     import classwise
 
-    if figures is not None:
-        require()
     report = classwise.evaluate(
         model,
         data,
@@ -157,7 +155,7 @@ def _show_stages(key: str, stages: list[StageInfo]) -> None:
         [
             [
                 stage.name,
-                WHOM.get(stage.whom, stage.whom),
+                SELECTED.get(stage.whom, stage.whom),
                 str(stage.attacked),
                 str(stage.broke),
                 f"{stage.forwards:,}",

@@ -10,7 +10,7 @@ import typer
 
 from classwise.cli.console import ConsoleProgress, guarded, number, say, say_json
 from classwise.cli.launch import in_processes, leading
-from classwise.reporting.text import plain
+from classwise.reporting.formatting import plain
 
 if TYPE_CHECKING:
     from classwise.api.train import Run

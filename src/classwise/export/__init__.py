@@ -27,8 +27,8 @@ from classwise.models.load import load_model, run_directory
 from classwise.models.normalize import Normalize
 from classwise.objectives import OBJECTIVES
 from classwise.reporting import ClassReport, load_report
-from classwise.reporting.card import model_card
 from classwise.reporting.leaderboard import robustbench
+from classwise.reporting.model_card import model_card
 from classwise.storage.files import atomic, write_json, write_text
 from classwise.storage.run_directory import RunDirectory
 
