@@ -31,7 +31,7 @@ import classwise as cw
 from benchmarks.measure import interleave, spread
 from benchmarks.result import row
 from classwise.accelerate import cuda_graphs, folding, optimized_copy
-from classwise.attacks import CosinePGD, aimed, square
+from classwise.attacks import CosinePGD, gradient, square
 from classwise.config.recipes import load_recipe
 from classwise.data import load_data
 from classwise.models.load import load_model
@@ -81,9 +81,9 @@ EVALUATION = (
     Variant(
         "CUDA graphs of passes, not of whole steps", (changed(optimized_copy.OptimizedCopy, "repeat_steps", None),)
     ),
-    Variant("no targets side by side", (changed(aimed, "ROOM", {False: 1, True: 1}),)),
+    Variant("no targets side by side", (changed(gradient, "ROOM", {False: 1, True: 1}),)),
     Variant("Square does not run ahead", (changed(square, "ROOM", {False: 0, True: 0}),)),
-    Variant("targets by their logits", (changed(CosinePGD, "order", aimed.GradientAttack.order),)),
+    Variant("targets by their logits", (changed(CosinePGD, "order", gradient.GradientAttack.order),)),
 )
 
 

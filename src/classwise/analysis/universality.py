@@ -184,7 +184,7 @@ class Universality(Answer):
         some = f", the {len(view)} weakest classes" if len(view) < len(self.classes) else ""
         alt = f"{len(names)} settings on {self.dataset}. {' '.join(self.sentences())}"
         known = [value for value in values.values() if value is not None]
-        found = [
+        return [
             heatmap(
                 [[values[frozenset((one, other))] for other in names] for one in names],
                 title=f"Agreement on the order of the classes, {self.attack}; on the diagonal, between seeds",
@@ -208,11 +208,6 @@ class Universality(Answer):
                 span=(0, 100),
             ),
         ]
-        plots: list[Any] = [figure.plot for figure in found]
-        for plot in plots:
-            plot.update_yaxes(title=None)  # names say what they are, and take the room
-        plots[0].update_xaxes(title=None, tickangle=-45)
-        return found
 
     def rows(self) -> list[dict[str, Any]]:
         setting = {run: one.name for one in self.settings for run in one.runs}

@@ -97,8 +97,8 @@ def check(
       classwise check runs/wat --min-worst 20 --confident --no-worse-than runs/trades --junit checks.xml
     """
     from classwise.reporting import compare, load_report
+    from classwise.reporting.check_output import COLUMNS, junit, rows, workflow_commands
     from classwise.reporting.gate import no_findings, no_worse_than, thresholds
-    from classwise.reporting.outcomes import COLUMNS, junit, rows, workflow_commands
     from classwise.storage.files import write_text
 
     check_output(junit_file, "--junit", "file")

@@ -31,7 +31,7 @@ def compare(
       classwise compare runs/trades runs/wat --out comparison.html
     """
     from classwise.reporting import compare
-    from classwise.reporting.paper_figures import save_figures
+    from classwise.reporting.charts import save_figures
 
     check_output(out, "--out", "file")
     comparison = compare(*runs)
@@ -49,7 +49,7 @@ def compare(
 
 def show(comparison: Comparison) -> None:
     """Print one table per result, then the findings in words."""
-    from classwise.reporting.story import comparison_sentences
+    from classwise.reporting.wording import comparison_facts, comparison_verdict
 
     for key, rows in comparison.results.items():
         table(
@@ -75,5 +75,6 @@ def show(comparison: Comparison) -> None:
         "CV: variance of the class accuracies; MCD: largest gap between two classes; rho: relative gain of the worst "
         "class minus relative loss of the average; change: average against the baseline, points; p: paired test\n"
     )
-    for sentence in comparison_sentences(comparison):
-        say(sentence)
+    say(comparison_verdict(comparison))
+    for name, fact in comparison_facts(comparison):
+        say(f"{name}: {fact}")

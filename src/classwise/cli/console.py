@@ -71,7 +71,7 @@ def print_error(line: str) -> None:
 
 def note(line: str) -> None:
     """Print a remark as one line on standard error."""
-    from classwise.reporting.text import plain
+    from classwise.reporting.formatting import plain
 
     ERR.print(Text(plain(line)), soft_wrap=True)
 
@@ -137,7 +137,7 @@ class ConsoleProgress(Progress):
         """Time of the last line of each run, and of any."""
 
     def start(self, task: str, total: int, done: int = 0) -> None:
-        from classwise.reporting.text import plain
+        from classwise.reporting.formatting import plain
 
         self.task, self.total, self.done = plain(task), total, done
         self.began = time.monotonic()

@@ -44,7 +44,7 @@ def prepare(
       classwise data prepare cifar10 --from /data/cifar-10-batches-py
     """
     from classwise.data.load import prepare
-    from classwise.reporting.text import plain
+    from classwise.reporting.formatting import plain
 
     found, missing = prepare(name, None if folder is None else folder.expanduser(), ConsoleProgress())
     for split, images in found.items():
@@ -73,7 +73,7 @@ def info(
     from classwise.data.describe import describe
     from classwise.data.load import load_data, source_of
     from classwise.data.objects import Factory
-    from classwise.reporting.text import plain
+    from classwise.reporting.formatting import plain
 
     source = source_of(name, split)
     images = load_data(name, split=split, progress=ConsoleProgress())
@@ -117,7 +117,7 @@ def _save(out: Path, facts: dict[str, Any], images: ImageSet, names: list[str]) 
 
 
 def _show(facts: dict[str, Any]) -> None:
-    from classwise.reporting.text import plain
+    from classwise.reporting.formatting import plain
 
     channels, height, width = facts["shape"]
     say(f"{plain(facts['name'])}/{facts['split']}: {facts['n']} images, {channels}x{height}x{width} {facts['dtype']}")

@@ -65,7 +65,7 @@ def demo(
 
 def story(comparison: Comparison) -> list[str]:
     """Describe the results in a few sentences, each as strong as its intervals and tests allow."""
-    from classwise.reporting.story import number, percent
+    from classwise.reporting.formatting import number, percent
 
     natural = sorted(row.overall.value or 0.0 for row in comparison["natural"])
     rows = {row.model: row for row in comparison[comparison.strongest]}
@@ -86,7 +86,7 @@ def story(comparison: Comparison) -> list[str]:
 
 
 def _worst_of_madry(madry: Row) -> str:
-    from classwise.reporting.story import percent
+    from classwise.reporting.formatting import percent
 
     return (
         f"Adversarial training (Madry) keeps {percent(madry.overall.value)} correct on average, but of its weakest "
@@ -95,14 +95,14 @@ def _worst_of_madry(madry: Row) -> str:
 
 
 def _worst_of_trades(madry: Row, trades: Row) -> str:
-    from classwise.reporting.story import LEVEL, p_text, percent
+    from classwise.reporting.formatting import SIGNIFICANT, p_text, percent
 
     before, worst = madry.worst, trades.worst
     assert before is not None
     assert worst is not None
     # Changes are against TRADES, the baseline.
     change = next(part for part in madry.changes if part.label == before.label)
-    difference = "a significant difference" if change.p_value < LEVEL else "not a significant difference"
+    difference = "a significant difference" if change.p_value < SIGNIFICANT else "not a significant difference"
     weakest = "It is still the weakest digit."
     if worst.label != before.label:
         weakest = f"Its weakest digit is {_worst(trades)}."
@@ -113,7 +113,7 @@ def _worst_of_trades(madry: Row, trades: Row) -> str:
 
 
 def _gain(trades: Row, other: Row, method: str) -> str:
-    from classwise.reporting.story import signed
+    from classwise.reporting.formatting import signed
 
     before, after, change = trades.worst, other.worst, other.change
     assert before is not None
@@ -131,7 +131,7 @@ def _gain(trades: Row, other: Row, method: str) -> str:
 
 
 def _worst(row: Row) -> str:
-    from classwise.reporting.story import interval, percent
+    from classwise.reporting.formatting import interval, percent
 
     worst = row.worst
     assert worst is not None

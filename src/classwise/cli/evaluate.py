@@ -30,13 +30,9 @@ def evaluate(options: dict[str, Any], figures: Figures = None, as_json: Json = F
     """
     import classwise
 
-    if figures is not None:
-        from classwise.reporting.paper_figures import require
-
-        require()
     report = classwise.evaluate(**options, progress=ConsoleProgress())
     if figures is not None:
-        from classwise.reporting.paper_figures import save_figures
+        from classwise.reporting.charts import save_figures
 
         save_figures(report, figures)
     if as_json:
@@ -48,7 +44,7 @@ def evaluate(options: dict[str, Any], figures: Figures = None, as_json: Json = F
 
 def show(report: ClassReport) -> None:
     """Print a report: overall, class by class, stages of attacks, corruptions, findings."""
-    from classwise.reporting.story import allocation_sentence, audit_sentence
+    from classwise.reporting.wording import allocation_sentence, audit_sentence
 
     _show_results(report)
     say("")
@@ -110,7 +106,7 @@ def _show_classes(report: ClassReport) -> None:
 
 
 def _show_stages(key: str, stages: list[StageInfo]) -> None:
-    from classwise.reporting.story import WHOM
+    from classwise.reporting.wording import SELECTED
 
     table(
         f"{key}, stage by stage",
@@ -118,7 +114,7 @@ def _show_stages(key: str, stages: list[StageInfo]) -> None:
         [
             [
                 stage.name,
-                WHOM.get(stage.whom, stage.whom),
+                SELECTED.get(stage.whom, stage.whom),
                 str(stage.attacked),
                 str(stage.broke),
                 f"{stage.forwards:,}",

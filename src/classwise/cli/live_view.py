@@ -27,7 +27,7 @@ from rich.table import Column
 from rich.text import Text
 
 from classwise.core.progress import Epoch
-from classwise.reporting.text import plain
+from classwise.reporting.formatting import plain
 
 WEAKEST = 20
 """Number of classes shown."""

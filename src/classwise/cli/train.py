@@ -74,7 +74,7 @@ def _outcome(run: Run) -> dict[str, Any]:
 
 
 def _show(run: Run) -> None:
-    from classwise.reporting.text import plain
+    from classwise.reporting.formatting import plain
 
     out, recipe, outcome, best = run.directory, run.recipe, run.outcome, _outcome(run)["validation"]
     if outcome.ended is not None:

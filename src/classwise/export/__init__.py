@@ -27,8 +27,8 @@ from classwise.models.model_config import CONFIG, WEIGHTS, ModelConfig, Normaliz
 from classwise.models.normalize import Normalize
 from classwise.objectives import OBJECTIVES
 from classwise.reporting import ClassReport, load_report
-from classwise.reporting.card import model_card
 from classwise.reporting.leaderboard import robustbench
+from classwise.reporting.model_card import model_card
 from classwise.storage.files import atomic, write_json, write_text
 from classwise.storage.run_directory import RunDirectory
 

@@ -1,46 +1,28 @@
-"""The geometry of the charts: from numbers to coordinates, nothing else.
-
-Horizontal coordinates are percent of the plot's width, so a chart follows the width of its page while text and
-strokes keep their size.
-"""
+"""The charts of a report and of a comparison, for their pages and as files for papers."""
 
 # K classes
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from classwise.reporting.estimates import Interval
+from classwise.reporting.figures import NARROW, Bars, Figure, Heatmap, Lines, Points, Radar, Series
+from classwise.reporting.formatting import interval, listing, number, percent, signed
+from classwise.reporting.plotting import COLORS, KINDS, MODEL_COLORS
+from classwise.reporting.results import ComparisonData, ReportData, Row, Worst
+from classwise.storage.verdicts import NATURAL
 
 MANY_CLASSES = 40
-"""Beyond this many classes the bars show the two ends only, and the confusion matrix is left out."""
-WEAKEST = 20
-STRONGEST = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """A bar from zero, and its interval where there is one."""
-
-    end: float
-    low: float | None
-    high: float | None
-
-    @property
-    def span(self) -> float:
-        """The length of the interval."""
-        return 0.0 if self.low is None or self.high is None else round(self.high - self.low, 2)
-
-
-def bar(value: float | None, low: float | None = None, high: float | None = None) -> Bar | None:
-    """A share in percent on an axis from 0 to 100; None where there is no value.
-
-    >>> bar(25.0, 22.42, 27.78)
-    Bar(end=25.0, low=22.42, high=27.78)
-    """
-    if value is None:
-        return None
-    return Bar(end=_clip(value), low=None if low is None else _clip(low), high=None if high is None else _clip(high))
+"""Above this number of classes, bars show the weakest and the strongest only."""
+WEAKEST, STRONGEST = 20, 5
+MOST_DRAWN = 200
+"""Above this number of classes a confusion matrix is not drawn."""
+MOST_MARKED = 3
+"""The most classes that are marked for sharing the lowest value."""
+FEWEST_DIRECTIONS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +31,25 @@ class Selection:
 
     weakest: list[int]
     strongest: list[int]
-    """Empty where all classes are shown; they then stand in ``weakest``."""
+    """Empty if all classes are shown; they are then in ``weakest``."""
     left_out: int
-    """Classes between the two ends that are not shown."""
+    """Number of classes between the two that are not shown."""
+
+    @property
+    def labels(self) -> list[int]:
+        """All that are shown."""
+        return [*self.weakest, *self.strongest]
+
+    @property
+    def gap(self) -> tuple[int, str] | None:
+        """Where classes are left out, and how many."""
+        return (len(self.weakest), f"{self.left_out:,} classes in between") if self.strongest else None
 
 
 def select(values: Sequence[float | None], *, keep: Iterable[int] = ()) -> Selection:
-    """Sort classes by value; of many, take the two ends and those in ``keep``.
+    """Sort classes by value; of many, take the weakest, the strongest and those in ``keep``.
 
-    Classes without a value come last, and are dropped where there are many.
+    Classes without a value come last, and are dropped if there are many.
 
     >>> select([50.0, None, 20.0]).weakest
     [2, 0, 1]
@@ -73,265 +65,266 @@ def select(values: Sequence[float | None], *, keep: Iterable[int] = ()) -> Selec
     return Selection(weakest=weakest, strongest=strongest, left_out=len(present) - len(weakest) - STRONGEST)
 
 
+def marked(values: Sequence[float | None], worst: Worst | None) -> set[int]:
+    """Return the weakest class, or a few that share the lowest value; none if many do."""
+    tied = set() if worst is None else {label for label, value in enumerate(values) if value == worst.value}
+    return tied if len(tied) <= MOST_MARKED else set()
+
+
 def mean(values: Sequence[float | None]) -> float | None:
-    """Of those that are known; None where none is."""
+    """Return the mean of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
-def shade(count: int, total: int) -> float:
-    """How strongly a cell of the confusion matrix is tinted, from 0 to 1.
-
-    The share of the row, bent so that one error in fifty can still be seen.
-
-    >>> shade(0, 10), shade(5, 10), shade(10, 10)
-    (0.0, 0.62, 1.0)
-    """
-    return round((count / total) ** 0.7, 2) if total else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """A labelled position on an axis."""
-
-    at: float
-    value: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """A linear axis with round ends."""
-
-    low: float
-    high: float
-    ticks: list[Tick]
-
-    def at(self, value: float) -> float:
-        """The position of a value, in percent of the axis."""
-        return round(100 * (value - self.low) / (self.high - self.low), 2)
-
-
-def axis(values: Iterable[float]) -> Axis:
-    """The smallest round axis within 0 to 100 that holds the values.
-
-    >>> [tick.value for tick in axis([21.0, 38.0]).ticks]
-    [20.0, 25.0, 30.0, 35.0, 40.0]
-    """
-    known = list(values)
-    least, most = min(known), max(known)
-    step = next(step for step in (1, 2, 5, 10, 20, 25) if (most - least) / step <= 5 or step == 25)
-    low = max(0, math.floor(least / step) * step)
-    high = min(100, math.ceil(most / step) * step)
-    if low == high:
-        low, high = max(0, low - step), min(100, high + step)
-    count = round((high - low) / step)
-    ticks = [Tick(at=round(100 * i / count, 2), value=float(low + i * step)) for i in range(count + 1)]
-    return Axis(low=float(low), high=float(high), ticks=ticks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A value with its interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A point with the intervals of both its coordinates; y grows downwards, as on a screen."""
-
-    name: str
-    x: float
-    x_low: float
-    x_high: float
-    y: float
-    y_low: float
-    y_high: float
-    text_dx: float
-    text_dy: float
-    """Where its name goes, in pixels from the point."""
-    anchor: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scatter:
-    """Points on two axes."""
-
-    x_axis: Axis
-    y_axis: Axis
-    points: list[Point]
-    front: list[int]
-    """Those that no other beats, from left to right."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knot:
-    """A point of a curve, with what is written beneath and above it; y grows downwards."""
-
-    x: float
-    y: float
-    tick: str
-    text: str
-
-
-def curve(
-    points: Sequence[tuple[str, float | None, str]], low: float | None = None, high: float | None = None
-) -> list[Knot]:
-    """Values (tick, value, text) at equal distances from left to right; the axis is as long as the values, or as told.
-
-    >>> [(knot.x, knot.y) for knot in curve([("0", -1.0, ""), ("1", 3.0, ""), ("2", 1.0, "")])]
-    [(16.67, 100.0), (50.0, 0.0), (83.33, 50.0)]
-    """
-    known = [value for _, value, _ in points if value is not None]
-    low = min(known, default=0.0) if low is None else low
-    high = max(known, default=0.0) if high is None else high
-    return [
-        Knot(
-            x=round(100 * (place + 0.5) / len(points), 2),
-            y=round(100 * (high - value) / (high - low), 2) if high > low else 50.0,
-            tick=tick,
-            text=text,
-        )
-        for place, (tick, value, text) in enumerate(points)
-        if value is not None
-    ]
-
-
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Which points no other one beats: none is as high in both, and higher in one (Pareto). From left to right.
+    """Return the Pareto front from left to right: the points that no other is at least as high as in both values.
 
     >>> front([(50.0, 20.0), (48.0, 30.0), (47.0, 25.0), (50.0, 18.0)])
     [1, 0]
     """
     kept = [
-        number
-        for number, (x, y) in enumerate(points)
+        place
+        for place, (x, y) in enumerate(points)
         if not any(a >= x and b >= y and (a, b) != (x, y) for a, b in points)
     ]
-    return sorted(kept, key=lambda number: (points[number], number))
+    return sorted(kept, key=lambda place: (points[place], place))
 
 
-RADAR_SIZE = 440
-RADAR_RADIUS = 150
-FEWEST_SPOKES = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spoke:
-    """The axis of one class, from the centre outwards, and where its name stands."""
-
-    name: str
-    x: float
-    y: float
-    text_x: float
-    text_y: float
-    anchor: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Radar:
-    """Shares around a centre, in pixels of a square."""
-
-    spokes: list[Spoke]
-    shapes: list[str]
-    """One polygon for each model, as the points of an SVG polygon."""
-    rings: list[tuple[float, int]]
-    """Radius and percent."""
-
-
-def radar(names: Sequence[str], models: Sequence[Sequence[float | None]]) -> Radar | None:
-    """The classes of several models; None where there are too few or too many, or one has no value.
-
-    >>> radar(["a", "b", "c", "d"], [[100, 50, 0, 50]]).shapes
-    ['220.0,70.0 295.0,220.0 220.0,220.0 145.0,220.0']
-    """
-    if not FEWEST_SPOKES <= len(names) <= MANY_CLASSES or any(value is None for values in models for value in values):
-        return None
-    centre = RADAR_SIZE / 2
-    angles = [2 * math.pi * number / len(names) for number in range(len(names))]
-
-    def at(angle: float, radius: float) -> tuple[float, float]:
-        return round(centre + radius * math.sin(angle), 1), round(centre - radius * math.cos(angle), 1)
-
-    spokes = []
-    for name, angle in zip(names, angles, strict=True):
-        (x, y), (text_x, text_y) = at(angle, RADAR_RADIUS), at(angle, RADAR_RADIUS + 12)
-        side = math.sin(angle)
-        anchor = "middle" if abs(side) < 0.2 else "start" if side > 0 else "end"
-        short = name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
-        spokes.append(Spoke(name=short, x=x, y=y, text_x=text_x, text_y=text_y, anchor=anchor))
-    shapes = [
-        " ".join(
-            "{},{}".format(*at(angle, RADAR_RADIUS * _clip(value or 0.0) / 100))
-            for angle, value in zip(angles, values, strict=True)
+def class_bars(report: ReportData, key: str) -> Figure:
+    """Return the classes from the weakest up: natural accuracy behind accuracy under an attack."""
+    result, natural = report[key], report[NATURAL]
+    chosen = select([part.value for part in result.by_class])
+    labels = chosen.labels
+    lowest = marked([part.value for part in result.by_class], result.worst)
+    results = [(NATURAL, natural, COLORS["natural"]), (key, result, COLORS["attack"])]
+    series = [
+        Series(
+            name=name,
+            y=[one.by_class[label].value for label in labels],
+            low=[one.by_class[label].low for label in labels],
+            high=[one.by_class[label].high for label in labels],
+            colour=color,
+            worst=frozenset(place for place, label in enumerate(labels) if label in lowest),
         )
-        for values in models
+        for name, one, color in results[key == NATURAL :]
     ]
-    return Radar(spokes=spokes, shapes=shapes, rings=[(RADAR_RADIUS * part / 100, part) for part in (25, 50, 75, 100)])
+    overall = result.overall.value
+    told = "; ".join(f"{part.name} {_share(part)}" for part in (result.by_class[label] for label in labels))
+    return Figure(
+        title=f"Classes, {key}",
+        alt=f"Accuracy of each class with 95% intervals, {key}: {told}",
+        plot=Bars(
+            names=[report.dataset.classes[label] for label in labels],
+            data=series,
+            mode="overlaid",
+            values=True,
+            span=(0, 100),
+            line=None if overall is None else (f"all classes {percent(overall)}", overall),
+            gap=chosen.gap,
+            y="accuracy, %, with 95% intervals",
+            sizes=(NARROW, 670.0),
+        ),
+    )
 
 
-SCATTER_HEIGHT = 300
-"""Pixels; the page gives the plot this height, and names are kept apart on the strength of it."""
-_WIDTH = 280
-"""Pixels, about: the plot is as wide as its column."""
-_LINE, _CHARACTER, _LONGEST = 15.0, 7.2, 16
-_ABOVE, _BELOW, _BESIDE = -9.0, 18.0, 8.0
+def model_bars(rows: Sequence[Row], classes: Sequence[str]) -> Figure:
+    """Return the classes of up to six models, by their mean over the models."""
+    rows = rows[: len(MODEL_COLORS)]
+    means = [mean([row.shares[label] for row in rows]) for label in range(len(classes))]
+    chosen = select(means, keep=[row.worst.label for row in rows if row.worst])
+    labels = chosen.labels
+    series = [
+        Series(
+            name=row.model,
+            y=[row.by_class[label].value for label in labels],
+            low=[row.by_class[label].low for label in labels],
+            high=[row.by_class[label].high for label in labels],
+            colour=color,
+            worst=frozenset(place for place, label in enumerate(labels) if label in marked(row.shares, row.worst)),
+        )
+        for row, color in zip(rows, MODEL_COLORS, strict=False)
+    ]
+    return Figure(
+        title="Classes",
+        alt=f"Accuracy of each class with 95% intervals for {listing([row.model for row in rows])}; the table of "
+        "changes holds the numbers.",
+        plot=Bars(
+            names=[classes[label] for label in labels],
+            data=series,
+            span=(0, 100),
+            gap=chosen.gap,
+            y="accuracy, %, with 95% intervals",
+            sizes=(NARROW, 620.0),
+        ),
+    )
 
 
-def scatter(points: Sequence[tuple[str, Measured, Measured]]) -> Scatter | None:
-    """Named points (name, x, y), their names placed so that they do not cover each other; None without points."""
-    if not points:
+def average_and_worst(rows: Sequence[Row]) -> Figure | None:
+    """Return average against worst class with the Pareto front; None without examples."""
+    known = [(place, row, row.worst) for place, row in enumerate(rows) if row.worst and row.overall.value is not None]
+    if not known:
         return None
-    x_axis = axis(bound for _, x, _ in points for bound in (x.low, x.high))
-    y_axis = axis(bound for _, _, y in points for bound in (y.low, y.high))
-    taken: list[_Box] = []
-    placed = []
-    for name, x, y in points:
-        left, top = x_axis.at(x.value), round(100 - y_axis.at(y.value), 2)
-        short = name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
-        dx, dy = _free_place(left * _WIDTH / 100, top * SCATTER_HEIGHT / 100, len(short) * _CHARACTER, taken)
-        placed.append(
-            Point(
-                name=short,
-                x=left,
-                x_low=x_axis.at(x.low),
-                x_high=x_axis.at(x.high),
-                y=top,
-                y_low=round(100 - y_axis.at(y.low), 2),
-                y_high=round(100 - y_axis.at(y.high), 2),
-                text_dx=dx,
-                text_dy=dy,
-                anchor="start" if dx > 0 else "end",
-            )
-        )
-    return Scatter(x_axis=x_axis, y_axis=y_axis, points=placed, front=front([(x.value, y.value) for _, x, y in points]))
+    at = [(row.overall.value or 0.0, worst.value) for _, row, worst in known]
+    told = "; ".join(f"{row.model} {percent(row.overall.value)} and {percent(worst.value)}" for _, row, worst in known)
+    return Figure(
+        title="Average and worst class",
+        alt=f"Average accuracy and accuracy of the worst class, with 95% intervals: {told}",
+        plot=Points(
+            data=[
+                Series(
+                    name=row.model,
+                    text=[row.model],
+                    x=[row.overall.value],
+                    x_low=[row.overall.low],
+                    x_high=[row.overall.high],
+                    y=[worst.value],
+                    low=[worst.low],
+                    high=[worst.high],
+                    colour=MODEL_COLORS[place] if place < len(MODEL_COLORS) else COLORS["muted"],
+                )
+                for place, row, worst in known
+            ],
+            front=[at[place] for place in front(at)],
+            legended=False,
+            x="average, %",
+            y="worst class, %",
+            sizes=(NARROW,),
+        ),
+    )
 
 
-_Box = tuple[float, float, float]
-"""Start, end and base line of a name, in pixels."""
+def class_radar(rows: Sequence[Row], classes: Sequence[str]) -> Figure | None:
+    """Return the classes of up to six models around a center; None if too few, too many or without examples."""
+    rows = rows[: len(MODEL_COLORS)]
+    missing = any(value is None for row in rows for value in row.shares)
+    if missing or not FEWEST_DIRECTIONS <= len(classes) <= MANY_CLASSES:
+        return None
+    return Figure(
+        title="Radar chart",
+        alt=f"Accuracy of each class around a center for {listing([row.model for row in rows])}; the table of changes "
+        "holds the numbers.",
+        plot=Radar(
+            names=classes,
+            data=[
+                Series(name=row.model, y=row.shares, colour=color)
+                for row, color in zip(rows, MODEL_COLORS, strict=False)
+            ],
+            unit="%",
+            span=(0, 100),
+        ),
+    )
 
 
-def _free_place(x: float, y: float, length: float, taken: list[_Box]) -> tuple[float, float]:
-    """The place beside a point that covers least of the earlier names, the nearest of those."""
+def confusion_matrix(report: ReportData, key: str, *, counts: bool = True) -> Figure | None:
+    """Return true against predicted classes, superclasses together; None if there are too many classes.
 
-    def box(dx: float, dy: float) -> _Box:
-        start = x + dx if dx > 0 else x + dx - length
-        return start, start + length, y + dy
+    The cells hold counts or, if the page is switched, percent of the row; without ``counts`` percent only.
+    """
+    classes, groups = report.dataset.classes, report.dataset.together
+    if len(classes) > MOST_DRAWN:
+        return None
+    order = [label for group in groups for label in group]
+    matrix = [[report.confusion[key][true][predicted] for predicted in order] for true in order]
+    shares = [[100 * count / max(1, sum(row)) for count in row] for row in matrix]
+    names = [classes[label] for label in order]
+    tips = [
+        [
+            f"{name} {'correct' if i == j else f'predicted as {names[j]}'}: {count:,} of {sum(row):,}, "
+            f"{percent(shares[i][j])}"
+            for j, count in enumerate(row)
+        ]
+        for i, (name, row) in enumerate(zip(names, matrix, strict=True))
+    ]
+    as_percent = [[number(share) if share >= 0.05 else "0" for share in row] for row in shares]
+    as_counts = [[str(count) for count in row] for row in matrix]
+    edges = [sum(map(len, groups[: place + 1])) for place in range(len(groups) - 1)]
+    return Figure(
+        title=f"Confusion matrix, {key}",
+        alt=f"Confusion matrix, {key}. Correct: {'; '.join(tips[i][i] for i in range(len(tips)))}",
+        plot=Heatmap(
+            z=[[None if not sum(row) else share for share in part] for row, part in zip(matrix, shares, strict=True)],
+            names=names,
+            columns=names,
+            x="predicted class",
+            y="true class",
+            unit="% of the row",
+            span=(0, 100),
+            groups=edges,
+            confusion=True,
+            texts=as_counts if counts else as_percent,
+            others=as_percent if counts else None,
+            tips=tips,
+        ),
+    )
 
-    def covered(one: _Box) -> float:
-        outside = max(0.0, -one[0]) + max(0.0, one[1] - _WIDTH)
-        return outside + sum(
-            max(0.0, min(one[1], other[1]) - max(one[0], other[0])) for other in taken if abs(one[2] - other[2]) < _LINE
-        )
 
-    sides = (_BESIDE, -_BESIDE) if x <= 0.55 * _WIDTH else (-_BESIDE, _BESIDE)
-    steps = [base + sign * k * _LINE for k in range(3) for base, sign in ((_ABOVE, -1), (_BELOW, 1))]
-    dx, dy = min(((dx, dy) for dy in steps for dx in sides), key=lambda place: covered(box(*place)))
-    taken.append(box(dx, dy))
-    return dx, dy
+def largest_errors(report: ReportData, key: str, most: int) -> list[str]:
+    """Return the most frequent wrong predictions of a result, each as a line of text."""
+    counts, classes = report.confusion[key], report.dataset.classes
+    errors = (
+        (count, -true, -predicted)
+        for true, row in enumerate(counts)
+        for predicted, count in enumerate(row)
+        if count and true != predicted
+    )
+    found = sorted(errors, reverse=True)[:most]
+    return [
+        f"{classes[-true]} predicted as {classes[-predicted]}: {count:,} of {sum(counts[-true]):,}, "
+        f"{percent(100 * count / sum(counts[-true]))}"
+        for count, true, predicted in found
+    ]
 
 
-def _clip(value: float) -> float:
-    return round(min(100.0, max(0.0, value)), 2)
+def probe_curves(report: ReportData) -> list[Figure]:
+    """Return what the trust checks measured over steps and radii; nothing without trust checks."""
+    probes = report.sanity.probes
+    if probes is None:
+        return []
+    losses = [(str(part.step), part.log_odds, signed(part.log_odds)) for part in probes.steps]
+    broken = [(f"{part.eps:.2g}", 100 * part.broken / probes.n) for part in probes.radii]
+    return [
+        _curve("Mean log-odds of a wrong label (expected: rising)", "steps", losses),
+        _curve("Images broken (expected: 100% at a large radius)", "eps", [(at, y, f"{y:.0f}%") for at, y in broken]),
+    ]
+
+
+def _curve(title: str, axis: str, values: Sequence[tuple[str, float | None, str]]) -> Figure:
+    told = ", ".join(f"{text} at {axis} {at}" for at, _, text in values)
+    plot = Lines(
+        data=[Series(name=title, y=[value for _, value, _ in values], colour=COLORS["attack"])],
+        names=[at for at, _, _ in values],
+        x=axis,
+        height=90,
+        sizes=(320.0,),
+        zero=title.startswith("Images"),
+    )
+    return Figure(title=title, alt=f"{title}: {told}", plot=plot)
+
+
+def save_figures(subject: ReportData | ComparisonData, out: Path) -> list[Path]:
+    """Write every chart as SVG, PDF and PNG, as wide as the text of a page; return the files."""
+    out.mkdir(parents=True, exist_ok=True)
+    return [path for name, figure in _all(subject) for path in figure.save_all(out / name, KINDS)]
+
+
+def _all(subject: ReportData | ComparisonData) -> Iterator[tuple[str, Figure]]:
+    found: list[tuple[str, Figure | None]]
+    if isinstance(subject, ReportData):
+        found = [("classes", class_bars(subject, subject.strongest))]
+        found += [
+            (f"confusion-{place}", confusion_matrix(subject, key, counts=False))
+            for place, key in enumerate(subject.confusion)
+        ]
+    else:
+        rows, classes = subject[subject.strongest], subject.dataset.classes
+        found = [
+            ("average-and-worst", average_and_worst(rows)),
+            ("classes", model_bars(rows, classes)),
+            ("radar", class_radar(rows, classes)),
+        ]
+    yield from ((name, figure) for name, figure in found if figure is not None)
+
+
+def _share(part: Interval) -> str:
+    return "no examples" if part.value is None else f"{percent(part.value)} ({interval(part.low, part.high)})"

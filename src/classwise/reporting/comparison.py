@@ -6,93 +6,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import numpy as np
-from pydantic import Field
 
-from classwise.core.errors import InputError, unknown
+from classwise.core.errors import InputError
 from classwise.metrics import mcnemar, paired_changes, rho
 from classwise.metrics.counts import Ints
-from classwise.reporting.estimates import ClassEstimate, Estimate
-from classwise.reporting.part import Part
-from classwise.reporting.report import (
-    ClassReport,
-    DatasetInfo,
-    Result,
-    ThreatInfo,
-    Worst,
-    load_report,
-)
+from classwise.reporting import text
+from classwise.reporting.comparison_page import comparison_fragment, comparison_page
+from classwise.reporting.report import ClassReport, load_report
+from classwise.reporting.results import Change, ClassChange, ComparisonData, Result, Row
 from classwise.storage.files import write_text
 from classwise.storage.verdicts import NATURAL, WORST_CASE
 
-
-class Change(Part):
-    """A difference to the baseline in points, and the examples it comes from."""
-
-    points: float
-    gained: int
-    lost: int
-    n: int
-    p_value: float
-    """Exact McNemar test on the same examples; for classes corrected by Holm for their number."""
+__all__ = ["Change", "ClassChange", "Comparison", "Row", "compare"]
 
 
-class ClassChange(Change):
-    """The change of one class."""
-
-    label: int
-    name: str = Field(alias="class")
-
-
-class Row(Part):
-    """One model under one attack."""
-
-    model: str
-    overall: Estimate
-    worst: Worst | None
-    by_class: list[ClassEstimate]
-    cv: float | None
-    mcd: float | None
-    rho: float | None
-    """Against the baseline; null for the baseline itself."""
-    change: Change | None
-    """Overall; null for the baseline, or where the two were not measured on the same examples."""
-    changes: list[ClassChange]
-    """Class by class; empty where ``change`` is null."""
-
-    @property
-    def shares(self) -> list[float | None]:
-        """The accuracy of every class; None for a class without examples."""
-        return [part.value for part in self.by_class]
-
-
-class Comparison(Part):
+class Comparison(ComparisonData):
     """Models compared with the first of them."""
-
-    schema_: Literal["classwise/comparison/1"] = Field("classwise/comparison/1", alias="schema")
-    dataset: DatasetInfo
-    threat: ThreatInfo
-    models: list[str]
-    paired: bool
-    """Whether all models were measured on the very same examples."""
-    results: dict[str, list[Row]]
-
-    def __getitem__(self, key: str) -> list[Row]:
-        if key not in self.results:
-            raise unknown("result", key, self.results)
-        return self.results[key]
-
-    @property
-    def strongest(self) -> str:
-        """The result that counts: every attack together where attacks ran."""
-        return list(self.results)[-1]
-
-    @property
-    def rho(self) -> float | None:
-        """rho of the last model against the baseline under the strongest result."""
-        return self.results[self.strongest][-1].rho
 
     @overload
     def table(self, key: str | None = None) -> list[dict[str, Any]]: ...
@@ -105,10 +37,8 @@ class Comparison(Part):
 
         With a format as text, markdown, latex or csv: of every result, or the one named.
         """
-        from classwise.reporting.text import render
-
         if format is not None:
-            return render(self, format, key)
+            return text.render(self, format, key)
         return [
             {
                 "model": row.model,
@@ -124,13 +54,9 @@ class Comparison(Part):
 
     def to_html(self, path: str | Path) -> None:
         """Write the page: one file that needs nothing else."""
-        from classwise.reporting.pages import comparison_page
-
         write_text(Path(path), comparison_page(self))
 
     def _repr_html_(self) -> str:
-        from classwise.reporting.pages import comparison_fragment
-
         return comparison_fragment(self)
 
 

@@ -13,9 +13,8 @@ from pydantic import computed_field
 from classwise.core.errors import InputError, unknown
 from classwise.metrics.counts import Ints
 from classwise.metrics.intervals import gap_interval, variance_interval
-from classwise.reporting.comparison import Comparison
 from classwise.reporting.part import Part
-from classwise.reporting.report import ClassReport
+from classwise.reporting.results import ComparisonData, ReportData
 from classwise.reporting.sanity import SEVERITIES
 
 PERCENT = 100.0
@@ -46,7 +45,7 @@ class Check(Part):
 
 
 def thresholds(
-    report: ClassReport,
+    report: ReportData,
     key: str,
     *,
     min_worst: float | None = None,
@@ -84,7 +83,7 @@ def thresholds(
     return checks
 
 
-def no_worse_than(comparison: Comparison, key: str, alpha: float) -> list[Check]:
+def no_worse_than(comparison: ComparisonData, key: str, alpha: float) -> list[Check]:
     """No class, nor the average, of the last model lies significantly below the baseline's.
 
     The exact McNemar test on the same examples, for the classes corrected by Holm. The tests are two-sided and only
@@ -113,7 +112,7 @@ def no_worse_than(comparison: Comparison, key: str, alpha: float) -> list[Check]
     ]
 
 
-def no_findings(report: ClassReport, severity: str) -> list[Check]:
+def no_findings(report: ReportData, severity: str) -> list[Check]:
     """Nothing as grave as this, or graver, speaks against the evaluation itself: one failure for each that does."""
     if severity not in SEVERITIES:
         raise unknown("severity", severity, SEVERITIES)
@@ -135,43 +134,43 @@ class _Measured(NamedTuple):
     high: float | None = None
 
 
-_Measure = Callable[[ClassReport, str], _Measured]
+_Measure = Callable[[ReportData, str], _Measured]
 
 
-def _worst(report: ClassReport, key: str) -> _Measured:
+def _worst(report: ReportData, key: str) -> _Measured:
     worst = report[key].worst
     if worst is None:
         return _Measured("worst class", None)
     return _Measured(f"worst class {worst.name}", worst.value, worst.corrected.low, worst.corrected.high)
 
 
-def _average(report: ClassReport, key: str) -> _Measured:
+def _average(report: ReportData, key: str) -> _Measured:
     overall = report[key].overall
     return _Measured("average", overall.value, overall.low, overall.high)
 
 
-def _class(report: ClassReport, key: str, label: int) -> _Measured:
+def _class(report: ReportData, key: str, label: int) -> _Measured:
     part = report[key].by_class[label]
     bounds = (part.low, part.high) if _all_drawn(report) else ()
     return _Measured(f"class {part.name}", part.value, *bounds)
 
 
-def _mcd(report: ClassReport, key: str) -> _Measured:
+def _mcd(report: ReportData, key: str) -> _Measured:
     bounds = gap_interval(*_counts(report, key)) if _all_drawn(report) else None
     return _Measured("MCD", report[key].mcd, *(PERCENT * bound for bound in bounds or ()))
 
 
-def _cv(report: ClassReport, key: str) -> _Measured:
+def _cv(report: ReportData, key: str) -> _Measured:
     bounds = variance_interval(*_counts(report, key)) if _all_drawn(report) else None
     return _Measured("CV", report[key].cv, *(PERCENT**2 * bound for bound in bounds or ()))
 
 
-def _all_drawn(report: ClassReport) -> bool:
+def _all_drawn(report: ReportData) -> bool:
     """Classes that were attacked only until the worst was known have no interval: by how much they flatter is open."""
     return report.allocation is None
 
 
-def _counts(report: ClassReport, key: str) -> tuple[Ints, Ints]:
+def _counts(report: ReportData, key: str) -> tuple[Ints, Ints]:
     confusion = np.array(report.confusion[key], dtype=np.int64)
     return confusion.diagonal(), confusion.sum(axis=1)
 
@@ -196,7 +195,7 @@ def _judged(key: str, part: _Measured, sense: Bound, limit: float, confident: bo
     )
 
 
-def _named(report: ClassReport, demands: Sequence[str]) -> list[tuple[int, float]]:
+def _named(report: ReportData, demands: Sequence[str]) -> list[tuple[int, float]]:
     """Labels and limits from texts such as ``cat=30``. A name goes before a label that reads the same."""
     classes = report.dataset.classes
     found = []

@@ -18,7 +18,7 @@ from pydantic import Field
 from classwise.core.errors import InputError
 from classwise.metrics import rho
 from classwise.reporting.part import Part
-from classwise.reporting.report import ClassReport, Result, load_report
+from classwise.reporting.results import ReportData, Result
 from classwise.storage.files import digest_json
 from classwise.storage.verdicts import NATURAL, WORST_CASE
 
@@ -89,7 +89,7 @@ def _is_original(place: Path) -> bool:
     return place.name == "original" and (place.parent / "repair.json").is_file()
 
 
-def leaderboard(reports: Sequence[ClassReport], *, baseline: str = BASELINE) -> Leaderboard:
+def leaderboard(reports: Sequence[ReportData], *, baseline: str = BASELINE) -> Leaderboard:
     """All results of all reports. ``baseline``: the method that rho is against."""
     groups: dict[str, list[int]] = {}
     for number, report in enumerate(reports):
@@ -104,12 +104,7 @@ def leaderboard(reports: Sequence[ClassReport], *, baseline: str = BASELINE) -> 
     return Leaderboard(baseline=baseline, entries=entries)
 
 
-def load_all(runs: Sequence[Path]) -> list[ClassReport]:
-    """Their reports."""
-    return [load_report(run) for run in runs]
-
-
-def robustbench(reports: Sequence[ClassReport]) -> list[dict[str, Any]]:
+def robustbench(reports: Sequence[ReportData]) -> list[dict[str, Any]]:
     """One record for each run under the keys of RobustBench's model cards, with the classes beside them.
 
     ``autoattack_acc`` is there where AutoAttack, or all of it by ``fast``, ran.
@@ -131,7 +126,7 @@ def told_apart(classes: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def _card(report: ClassReport) -> dict[str, Any]:
+def _card(report: ReportData) -> dict[str, Any]:
     trained, strongest, names = _trained(report), report[report.strongest], told_apart(report.dataset.classes)
     judged = [key for key in ("autoattack", "fast") if key in report.results]
     return {
@@ -159,7 +154,7 @@ def _card(report: ClassReport) -> dict[str, Any]:
     }
 
 
-def _entry(key: str, reports: list[ClassReport], runs: list[int]) -> Entry:
+def _entry(key: str, reports: list[ReportData], runs: list[int]) -> Entry:
     first, results = reports[0], [report[key] for report in reports]
     trained = _trained(first)
     single: Result | None = results[0] if len(results) == 1 else None
@@ -208,18 +203,18 @@ def _comparable(entry: Entry) -> tuple[Any, ...]:
     return entry.architecture, entry.dataset, entry.n, entry.threat, entry.result, entry.settings
 
 
-def _same_but_for_the_seed(report: ClassReport, number: int) -> str:
+def _same_but_for_the_seed(report: ReportData, number: int) -> str:
     trained = {name: value for name, value in _trained(report).items() if name != "seed"}
     if not trained:
         return str(number)
     return digest_json([trained, report.dataset.digest, report.dataset.n, report.threat.eps_text, _specs(report)])
 
 
-def _specs(report: ClassReport) -> list[str]:
+def _specs(report: ReportData) -> list[str]:
     return [info.spec for info in report.attacks.values()]
 
 
-def model_name(report: ClassReport) -> str:
+def model_name(report: ReportData) -> str:
     """The recipe it was trained by, else its weights, else what it is called."""
     trained = _trained(report)
     if "name" in trained:
@@ -228,7 +223,7 @@ def model_name(report: ClassReport) -> str:
     return str(report.model.get("name", "model")) if weights is None else Path(str(weights)).stem
 
 
-def _architecture(report: ClassReport) -> str:
+def _architecture(report: ReportData) -> str:
     trained = _trained(report)
     if "model" in trained:
         return str(trained["model"])
@@ -249,7 +244,7 @@ def _name(part: Any) -> str:
     return str(part.get("name", "")) if isinstance(part, Mapping) else str(part or "")
 
 
-def _trained(report: ClassReport) -> Mapping[str, Any]:
+def _trained(report: ReportData) -> Mapping[str, Any]:
     """How the model was trained, where the report says so."""
     found = report.model.get("trained")
     return found if isinstance(found, Mapping) else {}

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from markupsafe import Markup
-
-from classwise.reporting import figures
 from classwise.reporting.comparison_page import comparison_fragment, comparison_page
 from classwise.reporting.figures import Figure
 from classwise.reporting.leaderboard import Leaderboard
@@ -30,12 +27,11 @@ class Telling(Protocol):
 
 
 def answers_page(title: str, eyebrow: str, answers: Mapping[str, Telling]) -> str:
-    """A whole document with figures under the pointer's hand; it opens without a network."""
+    """Return the page of one or more analyses."""
     return render(
         "answers.html",
         title=title,
         eyebrow=eyebrow,
-        script=Markup(figures.script()),
         answers=[
             {
                 "name": name,

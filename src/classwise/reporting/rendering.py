@@ -1,7 +1,7 @@
-"""Templates to HTML, and what every page may and may not hold.
+"""Templates to HTML, the tables of pages, and what every page may and may not hold.
 
-Every text from outside (class, model and attack names, settings) reaches the page through Jinja's autoescape; ids
-and selectors are built from positions, never from names.
+Every text from outside (names of classes, models and attacks, settings) is escaped by Jinja; ids and selectors are
+built from positions, never from names.
 """
 
 from __future__ import annotations
@@ -9,45 +9,109 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from classwise.core.errors import InputError
-from classwise.reporting import charts, story
-from classwise.reporting.report import Worst
+from classwise.reporting import formatting, plotting
+from classwise.reporting.estimates import Interval
+from classwise.reporting.formatting import ABSENT, interval, number, printable
+from classwise.reporting.tables import Table
 from classwise.storage.verdicts import NATURAL, WORST_CASE
 
-MOST_MARKED = 3
-"""Classes with the lowest value that are marked."""
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table: a text, a smaller one beside or below it, and how it is shown."""
+
+    text: str
+    small: str = ""
+    css: str = ""
+    value: Any = None
+    """What sorting compares."""
+    tip: str = ""
+    span: int = 1
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of a page; the first cell of a row names it."""
+
+    title: str
+    columns: Sequence[Cell]
+    rows: Sequence[Sequence[Cell]]
+    css: str = ""
+    caption: str = ""
+    sortable: bool = False
+    strong: frozenset[int] = frozenset()
+    """Rows in bold."""
+
+
+CV = Cell("CV", tip="class variance, in percent squared")
+MCD = Cell("MCD", tip="maximum class difference, in points")
+RHO = Cell("rho", tip="relative gain of the worst class minus relative loss of the average")
+
+
+def name_cell(name: str, small: str = "", css: str = "") -> Cell:
+    """Return the cell of a name, which is cut if it is long."""
+    return Cell(name, small, f"{css} cut".strip(), name, tip=name)
+
+
+def estimate_cell(part: Interval | None, css: str = "") -> Cell:
+    """Return a value with its interval; a dash without one."""
+    if part is None or part.value is None:
+        return Cell(ABSENT, css=f"{css} absent".strip())
+    return Cell(number(part.value), interval(part.low, part.high), css, part.value)
+
+
+def count_cell(value: int) -> Cell:
+    """Return a count."""
+    return Cell(f"{value:,}", value=value)
+
+
+def worst_cells(worst: Any, values: Sequence[float | None]) -> list[Cell]:
+    """Return the name of the worst class, its accuracy, and its selection-corrected accuracy."""
+    if worst is None:
+        return [Cell(ABSENT, css="left absent"), Cell(ABSENT, css="absent"), Cell(ABSENT, css="absent")]
+    others = sum(value == worst.value for value in values) - 1
+    more = f"and {others} more" if others > 0 else ""
+    return [name_cell(worst.name, more, "left"), estimate_cell(worst, "accent"), estimate_cell(worst.corrected)]
 
 
 def render(template: str, **values: Any) -> str:
-    """A template with its values."""
+    """Return a template filled with values."""
     return _environment().get_template(template).render(**values)
 
 
 def relative(href: str) -> str:
-    """A link that stays one: a page of ours points at nothing outside its own directory tree."""
+    """Return a link if it is relative: a page refers to nothing outside its own directory tree."""
     parts = urlsplit(href)
     if parts.scheme or parts.netloc:
         raise InputError(f"a link must be a relative path, got {href!r}")
     return href
 
 
-def marked(values: Sequence[float | None], worst: Worst | None) -> set[int]:
-    """The weakest class, or a few that share the lowest value; where many do, none of them stands out."""
-    tied = set() if worst is None else {label for label, value in enumerate(values) if value == worst.value}
-    return tied if len(tied) <= MOST_MARKED else set()
+def condition(key: str) -> Markup:
+    """Return the condition of a result for a heading: ``natural``, ``under all attacks``, or ``under`` an attack."""
+    if key == NATURAL:
+        return Markup("natural")
+    return Markup("under all attacks") if key == WORST_CASE else Markup("under <bdi>{}</bdi>").format(_printable(key))
 
 
 @cache
 def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     environment = Environment(
         loader=PackageLoader("classwise.reporting"),
         autoescape=True,
@@ -58,44 +122,37 @@ def _environment() -> Environment:
     )
     script = files("classwise.reporting").joinpath("templates/page.js").read_text(encoding="utf-8")
     environment.filters.update(
-        percent=story.percent,
-        number=story.number,
-        signed=story.signed,
-        audit_sentence=story.audit_sentence,
-        allocation_sentence=story.allocation_sentence,
-        p_text=story.p_text,
-        listing=story.listing,
+        percent=formatting.percent,
+        number=number,
+        signed=formatting.signed,
         unbroken=_unbroken,
+        grid_of=_grid_of,
         count=lambda value: f"{value:,}",
         compact=lambda value: f"{value:g}",
-        decided=lambda settings: re.sub(r"\b\w+=None(, |(?=\)))", "", settings).replace(", )", ")"),
     )
     environment.globals.update(
-        interval=story.interval,
+        condition=condition,
+        interval=interval,
         NATURAL=NATURAL,
         WORST_CASE=WORST_CASE,
-        LEVEL=story.LEVEL,
-        WHOM=story.WHOM,
-        SCATTER_HEIGHT=charts.SCATTER_HEIGHT,
-        RADAR_SIZE=charts.RADAR_SIZE,
+        LEVEL=formatting.SIGNIFICANT,
+        COLORS=plotting.COLORS,
+        PALETTE=Markup(plotting.style_sheet()),
         SCRIPT=Markup(script),
         SCRIPT_DIGEST=f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",
     )
     return environment
 
 
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-
-
 def _printable(value: Any) -> Any:
-    """Show what cannot or must not be written as a replacement character.
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
-    A name made of undecodable bytes (a path, say) holds surrogates that no file can be written with, and one
-    that turns the direction of writing would turn the rest of its sentence too.
-    """
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return _UNPRINTABLE.sub("\ufffd", value)
-    return value
+
+def _grid_of(table: Table) -> Grid:
+    """A table of texts as a table of a page."""
+    return Grid(
+        table.title, [Cell(cell) for cell in table.columns], [[Cell(cell) for cell in row] for row in table.rows]
+    )
 
 
 def _unbroken(text: str) -> str:

@@ -1,234 +1,26 @@
-"""The report of one model: every accuracy with its n and interval, overall, by class and in the worst class.
-
-A ``ClassReport`` is computed from verdicts alone and is what ``report.json`` holds; accuracies in percent.
-"""
-
-# K classes
+"""The report of one model: what ``report.json`` holds, with its tables and its page."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar, overload
 
-import numpy as np
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import ValidationError
 
-from classwise.core.errors import InputError, unknown
-from classwise.metrics import (
-    class_variance,
-    confusion_matrix,
-    correct_by_class,
-    max_class_difference,
-    worst_class,
-)
-from classwise.metrics.counts import Ints
-from classwise.reporting.allocation import AllocationInfo
-from classwise.reporting.corruptions import CorruptionInfo, Corruptions
-from classwise.reporting.effort import AttackInfo
-from classwise.reporting.estimates import ClassEstimate, Estimate, estimate, percent
+from classwise.core.errors import InputError
+from classwise.reporting import text
 from classwise.reporting.examples import BrokenExamples
 from classwise.reporting.part import Part
-from classwise.reporting.sanity import Sanity
-from classwise.storage.files import read_json, write_json
-from classwise.storage.verdicts import NATURAL, WORST_CASE, Verdicts
+from classwise.reporting.report_page import report_fragment, report_page
+from classwise.reporting.results import Corrected, DatasetInfo, ReportData, Result, ThreatInfo, Worst
+from classwise.storage.files import read_json, write_json, write_text
+from classwise.storage.verdicts import Verdicts
+
+__all__ = ["ClassReport", "Corrected", "DatasetInfo", "Result", "ThreatInfo", "Worst", "load_report"]
 
 
-class Corrected(Part):
-    """The lowest true class accuracy, corrected for the bias of a minimum."""
-
-    value: float
-    low: float
-    high: float
-
-
-class Worst(Part):
-    """The weakest class. A minimum over noisy classes lies too low; ``corrected`` removes that bias."""
-
-    label: int
-    name: str = Field(alias="class")
-    value: float
-    low: float
-    high: float
-    n: int
-    corrected: Corrected
-
-
-class Result(Part):
-    """What one attack, or none, left of a model."""
-
-    overall: Estimate
-    by_class: list[ClassEstimate]
-    worst: Worst | None
-    cv: float | None
-    mcd: float | None
-
-    @classmethod
-    def from_predictions(cls, labels: Ints, predictions: Ints, classes: list[str]) -> Result:
-        """Count, estimate and compare the classes."""
-        correct, n = correct_by_class(labels, predictions, len(classes))
-        by_class = [
-            ClassEstimate(label=label, name=name, **estimate(int(correct[label]), int(n[label])))
-            for label, name in enumerate(classes)
-        ]
-        shares = [math.nan if part.value is None else part.value for part in by_class]
-        found = worst_class(correct, n)
-        worst = None
-        if found is not None:
-            worst = Worst(
-                label=found.label,
-                name=classes[found.label],
-                value=percent(found.value),
-                low=percent(found.low),
-                high=percent(found.high),
-                n=int(n[found.label]),
-                corrected=Corrected(
-                    value=percent(found.corrected),
-                    low=percent(found.corrected_low),
-                    high=percent(found.corrected_high),
-                ),
-            )
-        return cls(
-            overall=Estimate(**estimate(int(correct.sum()), int(n.sum()))),
-            by_class=by_class,
-            worst=worst,
-            cv=_rounded(class_variance(shares)),
-            mcd=_rounded(max_class_difference(shares)),
-        )
-
-
-class DatasetInfo(Part):
-    """Which examples were used."""
-
-    name: str
-    split: str
-    n: int
-    classes: list[str]
-    digest: str | None = None
-    """Fingerprint of all images and labels; two reports are paired only if it is the same."""
-    superclasses: dict[str, list[int]] = Field(default_factory=dict)
-    """Labels that belong together, where that is known; each class is in one."""
-
-    @property
-    def together(self) -> list[list[int]]:
-        """All labels, those of one superclass beside each other; one group of all where no superclass is known."""
-        return list(self.superclasses.values()) or [list(range(len(self.classes)))]
-
-
-class ThreatInfo(Part):
-    """What the attacker was allowed."""
-
-    norm: str
-    eps: float
-    eps_text: str
-
-
-class ClassReport(Part):
+class ClassReport(ReportData):
     """The robustness of one model, class by class."""
-
-    schema_: Literal["classwise/report/1"] = Field(alias="schema")
-    dataset: DatasetInfo
-    model: dict[str, Any]
-    threat: ThreatInfo
-    attacks: dict[str, AttackInfo] = Field(default_factory=dict)
-    results: dict[str, Result]
-    confusion: dict[str, list[list[int]]]
-    corruptions: Corruptions | None = None
-    sanity: Sanity = Sanity()
-    allocation: AllocationInfo | None = None
-    """Where examples were drawn only until the worst class was known."""
-
-    command: str | None = None
-    """What to type to get it again."""
-
-    _verdicts: Verdicts | None = PrivateAttr(default=None)
-    _examples: BrokenExamples | None = PrivateAttr(default=None)
-
-    @classmethod
-    def from_verdicts(
-        cls,
-        verdicts: Verdicts,
-        *,
-        dataset: DatasetInfo,
-        model: dict[str, Any],
-        threat: ThreatInfo,
-        attacks: dict[str, AttackInfo],
-        corruptions: Sequence[CorruptionInfo] = (),
-        sanity: Sanity | None = None,
-        allocation: AllocationInfo | None = None,
-        overall: Mapping[str, Estimate] | None = None,
-        command: str | None = None,
-    ) -> ClassReport:
-        """Derive everything from the table of verdicts.
-
-        ``overall``: estimates that stand in for the pooled ones, which are biased where classes were drawn unevenly.
-        """
-        keys = [*verdicts.keys, WORST_CASE] if verdicts.attacks else verdicts.keys
-        classes = dataset.classes
-        report = cls(
-            schema_="classwise/report/1",
-            dataset=dataset,
-            model=model,
-            threat=threat,
-            attacks=attacks,
-            results={key: Result.from_predictions(verdicts.label, verdicts.predictions(key), classes) for key in keys},
-            confusion={
-                key: confusion_matrix(verdicts.label, verdicts.predictions(key), len(classes)).tolist() for key in keys
-            },
-            corruptions=Corruptions.from_verdicts(verdicts, corruptions, classes) if corruptions else None,
-            sanity=sanity or Sanity(),
-            allocation=allocation,
-            command=command,
-        )
-        for key, better in (overall or {}).items():
-            report.results[key] = report.results[key].model_copy(update={"overall": better})
-        if allocation is not None:
-            report._take_over(allocation)
-        report._verdicts = verdicts
-        return report
-
-    def _take_over(self, allocation: AllocationInfo) -> None:
-        """Name the worst class as the search for it did: a class that was barely tried may look worse by chance."""
-        result = self.results[self.strongest]
-        bounds = {"value": allocation.value, "low": allocation.low, "high": allocation.high}
-        worst = Worst(
-            label=allocation.label,
-            name=self.dataset.classes[allocation.label],
-            n=allocation.attacked[allocation.label],
-            corrected=Corrected(**bounds),
-            **bounds,
-        )
-        self.results[self.strongest] = result.model_copy(update={"worst": worst})
-
-    def __getitem__(self, key: str) -> Result:
-        if key not in self.results:
-            raise unknown("result", key, self.results)
-        return self.results[key]
-
-    @property
-    def verdicts(self) -> Verdicts | None:
-        """The table behind the report, where it is at hand."""
-        return self._verdicts
-
-    @property
-    def examples(self) -> BrokenExamples | None:
-        """Some images of the weakest class that attacks broke, where they are at hand."""
-        return self._examples
-
-    def keep_examples(self, examples: BrokenExamples | None) -> None:
-        """Show these on the page."""
-        self._examples = examples
-
-    @property
-    def strongest(self) -> str:
-        """The key that every attack together is reported under; ``natural`` where none ran."""
-        return WORST_CASE if WORST_CASE in self.results else NATURAL
-
-    @property
-    def worst(self) -> Worst | None:
-        """The weakest class over every attack that ran."""
-        return self[self.strongest].worst
 
     @overload
     def table(self) -> list[dict[str, Any]]: ...
@@ -238,9 +30,7 @@ class ClassReport(Part):
 
     def table(self, *, format: str | None = None) -> list[dict[str, Any]] | str:
         """Every accuracy as plain rows, ready for pandas; with a format as text: markdown, latex or csv."""
-        from classwise.reporting.text import render, rows
-
-        return rows(self) if format is None else render(self, format)
+        return text.rows(self) if format is None else text.render(self, format)
 
     def to_json(self, path: str | Path) -> None:
         """Write ``report.json``."""
@@ -248,14 +38,9 @@ class ClassReport(Part):
 
     def to_html(self, path: str | Path) -> None:
         """Write the page: one file that needs nothing else."""
-        from classwise.reporting.pages import report_page
-        from classwise.storage.files import write_text
-
         write_text(Path(path), report_page(self))
 
     def _repr_html_(self) -> str:
-        from classwise.reporting.pages import report_fragment
-
         return report_fragment(self)
 
 
@@ -286,7 +71,3 @@ def _read(kind: type[Kind], file: Path, what: str) -> Kind:
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise InputError(f"{file} is not {what}: {where}: {error.errors()[0]['msg']}") from None
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(float(np.float64(value)), 4)

@@ -4,53 +4,67 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from heapq import nlargest
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from markupsafe import Markup
 
-from classwise.reporting import charts, figures, story, trust
-from classwise.reporting.estimates import ClassEstimate, Estimate
-from classwise.reporting.rendering import marked, render
-from classwise.reporting.report import ClassReport, Result
+from classwise.reporting import charts, text, trust_section, wording
+from classwise.reporting.figures import Gallery
+from classwise.reporting.formatting import ABSENT, listing, number, percent
+from classwise.reporting.rendering import (
+    CV,
+    MCD,
+    Cell,
+    Grid,
+    count_cell,
+    estimate_cell,
+    name_cell,
+    render,
+    worst_cells,
+)
+from classwise.reporting.results import ReportData, Result
 from classwise.storage.verdicts import NATURAL, WORST_CASE
 
-MOST_CONFUSED = 5
-MANY_CONFUSED = 20
-"""Pairs that are told beside a matrix, and in its place where it has too many classes to be read."""
+MOST_CONFUSED, MANY_CONFUSED = 5, 20
+"""Number of wrong predictions listed below a confusion matrix, and in its place if it has too many classes."""
 
 
-def report_page(report: ClassReport) -> str:
-    """A whole document that opens without a network."""
+def report_page(report: ReportData) -> str:
+    """Return the page: one file that needs no network."""
+    attacks = [key for key in report.results if key not in (NATURAL, WORST_CASE)]
+    keys = [report.strongest, *attacks] if attacks else [report.strongest]
     return render(
         "report.html",
         report=report,
         name=_model_name(report),
-        verdict=story.sentence(report),
-        panels=_panels(report),
-        keys=list(report.results),
-        marked={key: _worst_labels(result) for key, result in report.results.items()},
-        many=len(report.dataset.classes) > charts.MANY_CLASSES,
-        confusions=_confusions(report),
+        verdict=wording.report_verdict(report),
+        allocation=wording.allocation_sentence(report),
+        attacks=len(report.attacks or attacks),
+        panels=[_panel(report, key) for key in keys],
+        keys=keys,
+        results=_results(report),
+        classes=_classes(report),
+        texts={name: text.render(report, name.lower()) for name in ("CSV", "LaTeX", "Markdown")},
+        gallery=_gallery(report),
+        confusions=list(_confusions(report)),
         broken=_broken(report),
-        findings=trust.findings(report),
-        probe_rows=trust.rows(report),
-        probe_curves=trust.curves(report),
-        model_facts=_facts({key: value for key, value in report.model.items() if key != "trained"}),
-        trained_facts=_facts(report.model.get("trained", {})),
-        costs={key: attack.by_class for key, attack in report.attacks.items() if attack.by_class},
-        severities=_severities(report),
-        corrupted=_corrupted(report),
-        shown=_shown(report),
-        texts=_texts(report),
+        corruptions=list(_corruptions(report)),
+        findings=trust_section.findings(report),
+        probes=_probes(report),
+        curves=charts.probe_curves(report),
+        attack_table=_attacks(report),
+        attack_notes=list(_attack_notes(report)),
+        costs=_costs(report),
+        settings=_settings(report),
+        trained=_facts(report.model.get("trained", {})),
     )
 
 
-def report_fragment(report: ClassReport) -> str:
-    """A small table with bars, styled inline, for a notebook."""
+def report_fragment(report: ReportData) -> str:
+    """Return a small table with bars, styled inline, for a notebook."""
     key = report.strongest
     result, natural = report[key], report[NATURAL]
     chosen = charts.select([part.value for part in result.by_class])
@@ -60,230 +74,271 @@ def report_fragment(report: ClassReport) -> str:
         name=_model_name(report),
         key=key,
         result=result,
-        verdict=story.sentence(report),
-        rows=[
-            (result.by_class[label], natural.by_class[label], label in _worst_labels(result))
-            for label in [*chosen.weakest, *chosen.strongest]
+        verdict=wording.report_verdict(report),
+        rows=[(result.by_class[label], natural.by_class[label], label in _lowest(result)) for label in chosen.labels],
+        left_out=chosen.left_out,
+    )
+
+
+def _panel(report: ReportData, key: str) -> dict[str, Any]:
+    """What one position of the attack switch shows."""
+    result = report[key]
+    return {
+        "key": key,
+        "result": result,
+        "chart": charts.class_bars(report, key).html(),
+        "tied": sum(result.worst is not None and part.value == result.worst.value for part in result.by_class),
+    }
+
+
+def _results(report: ReportData) -> Grid:
+    return Grid(
+        "Results",
+        [
+            Cell("Result"),
+            Cell("Average"),
+            Cell("Worst class", css="left"),
+            Cell("its accuracy"),
+            Cell("selection-corrected"),
+            CV,
+            MCD,
+            Cell("n"),
         ],
-        left_out=chosen.left_out,
+        [
+            [
+                name_cell(key),
+                estimate_cell(result.overall),
+                *worst_cells(result.worst, [part.value for part in result.by_class]),
+                Cell(number(result.cv)),
+                Cell(number(result.mcd)),
+                count_cell(result.overall.n),
+            ]
+            for key, result in report.results.items()
+        ],
+        strong=frozenset({list(report.results).index(report.strongest)}),
     )
 
 
-def _severities(report: ClassReport) -> list[int]:
-    return sorted({part.severity for part in report.corruptions.results}) if report.corruptions else []
-
-
-def _corrupted(report: ClassReport) -> list[tuple[str, str, list[Estimate | None]]]:
-    """Family, kind, and what is left at every severity."""
-    if report.corruptions is None:
-        return []
-    found = {(part.kind, part.severity): part.overall for part in report.corruptions.results}
-    kinds = dict.fromkeys((part.family, part.kind) for part in report.corruptions.results)
-    return [(family, kind, [found.get((kind, at)) for at in _severities(report)]) for family, kind in kinds]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BarRow:
-    """One class in the bars."""
-
-    part: ClassEstimate
-    natural: ClassEstimate
-    attacked_bar: charts.Bar | None
-    natural_bar: charts.Bar | None
-    worst: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Panel:
-    """What one position of the switch shows."""
-
-    number: int
-    key: str
-    result: Result
-    rows: list[_BarRow]
-    strongest: list[_BarRow]
-    left_out: int
-    present: int
-    tied: int
-    """Classes that share the lowest value."""
-
-
-def _panels(report: ClassReport) -> list[_Panel]:
-    """One per attack, all of them together first; the natural result alone where no attack ran."""
-    attacks = [key for key in report.results if key not in (NATURAL, WORST_CASE)]
-    keys = [report.strongest, *attacks] if attacks else [report.strongest]
-    return [_panel(number, key, report) for number, key in enumerate(keys)]
-
-
-def _panel(number: int, key: str, report: ClassReport) -> _Panel:
-    result, natural = report[key], report[NATURAL]
-    worst = _worst_labels(result)
-
-    def row(label: int) -> _BarRow:
-        part, untouched = result.by_class[label], natural.by_class[label]
-        return _BarRow(
-            part=part,
-            natural=untouched,
-            attacked_bar=charts.bar(part.value, part.low, part.high),
-            natural_bar=charts.bar(untouched.value, untouched.low, untouched.high),
-            worst=label in worst,
-        )
-
-    chosen = charts.select([part.value for part in result.by_class])
-    return _Panel(
-        number=number,
-        key=key,
-        result=result,
-        rows=[row(label) for label in chosen.weakest],
-        strongest=[row(label) for label in chosen.strongest],
-        left_out=chosen.left_out,
-        present=sum(part.n > 0 for part in result.by_class),
-        tied=sum(result.worst is not None and part.value == result.worst.value for part in result.by_class),
+def _classes(report: ReportData) -> Grid:
+    lowest = {key: _lowest(result) for key, result in report.results.items()}
+    rows = []
+    for label, name in enumerate(report.dataset.classes):
+        n = report[NATURAL].by_class[label].n
+        parts = [
+            estimate_cell(result.by_class[label], "accent" if label in lowest[key] else "")
+            for key, result in report.results.items()
+        ]
+        absent = [Cell(ABSENT, "no examples", "absent", span=len(parts))]
+        rows.append([name_cell(name), count_cell(n), *(parts if n else absent)])
+    return Grid(
+        "Accuracy of every class",
+        [Cell("Class"), Cell("n"), *map(Cell, report.results)],
+        rows,
+        css=_long(report),
+        sortable=True,
     )
 
 
-def _worst_labels(result: Result) -> set[int]:
-    return marked([part.value for part in result.by_class], result.worst)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
-    """One cell of a confusion matrix."""
-
-    count: int
-    percent: float
-    """Of its row."""
-    shade: float
-    diagonal: bool
-    title: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ConfusionRow:
-    """What the examples of one class are taken for."""
-
-    name: str
-    total: int
-    cells: list[_Cell]
-    apart: bool
-    """Whether another superclass begins here."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Confusion:
-    """One confusion matrix, empty where it cannot be read, and its largest errors in words."""
-
-    number: int
-    key: str
-    rows: list[_ConfusionRow]
-    largest: list[str]
-
-
-def _confusions(report: ClassReport) -> list[_Confusion]:
-    """Of every result, the strongest first."""
-    groups = report.dataset.together
+def _confusions(report: ReportData) -> Iterator[dict[str, Any]]:
+    """One matrix per result, the strongest first, with its numbers as a table and its largest errors."""
+    groups, classes = report.dataset.together, report.dataset.classes
     order = [label for group in groups for label in group]
-    apart = {group[0] for group in groups[1:]}
-    keys = sorted(report.confusion, key=lambda key: key != report.strongest)
-    return [
-        _confusion(number, key, report.confusion[key], report.dataset.classes, order, apart)
-        for number, key in enumerate(keys)
-    ]
-
-
-def _confusion(
-    number: int, key: str, counts: list[list[int]], classes: list[str], order: list[int], apart: set[int]
-) -> _Confusion:
-    """The matrix, where it can be read, and the largest errors."""
-    totals = [sum(row) for row in counts]
-
-    def cell(true: int, predicted: int) -> _Cell:
-        count, total = counts[true][predicted], totals[true]
-        percent = 100 * count / total if total else 0.0
-        what = "kept" if true == predicted else f"taken for {classes[predicted]}"
-        return _Cell(
-            count=count,
-            percent=percent,
-            shade=charts.shade(count, total),
-            diagonal=true == predicted,
-            title=f"{classes[true]} {what}: {count:,} of {total:,}, {story.percent(percent)}",
+    few = len(classes) <= charts.MANY_CLASSES
+    for key in sorted(report.confusion, key=lambda key: key != report.strongest):
+        counts, drawn = report.confusion[key], charts.confusion_matrix(report, key)
+        numbers = Grid(
+            "Confusion matrix",
+            [Cell(""), *(name_cell(classes[label]) for label in order)],
+            [[name_cell(classes[true]), *(Cell(str(counts[true][label])) for label in order)] for true in order],
+            caption=f"True class in rows, predicted class in columns, {key}",
         )
-
-    def row(true: int) -> _ConfusionRow:
-        cells = [cell(true, predicted) for predicted in order]
-        return _ConfusionRow(name=classes[true], total=totals[true], cells=cells, apart=true in apart)
-
-    many = len(classes) > charts.MANY_CLASSES
-    errors = (
-        (true, predicted) for true in order for predicted in order if true != predicted and counts[true][predicted]
-    )
-    largest = nlargest(MANY_CONFUSED if many else MOST_CONFUSED, errors, lambda pair: counts[pair[0]][pair[1]])
-    return _Confusion(
-        number=number,
-        key=key,
-        rows=[] if many else [row(true) for true in order],
-        largest=[cell(*pair).title for pair in largest],
-    )
+        yield {
+            "key": key,
+            "chart": drawn.html() if drawn else None,
+            "table": numbers if few else None,
+            "largest": charts.largest_errors(report, key, MOST_CONFUSED if drawn else MANY_CONFUSED),
+        }
 
 
-def _shown(report: ClassReport) -> Markup | None:
-    """Images of the weakest class that were broken."""
-    found = report.examples
-    if found is None:
-        return None
-    return figures.Gallery([one.card(one.attack, found.amplify) for one in found.examples]).html()
-
-
-def _texts(report: ClassReport) -> dict[str, str]:
-    """The table in the formats that people paste."""
-    return {name: report.table(format=name.lower()) for name in ("CSV", "LaTeX", "Markdown")}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Broken:
-    """How many examples fell to what."""
-
-    key: str | None
-    """None: to nothing."""
-    count: int
-    share: float
-
-
-def _broken(report: ClassReport) -> list[_Broken] | None:
-    """By the first of natural and the attacks that broke an example; None where the verdicts are not at hand."""
+def _broken(report: ReportData) -> list[tuple[str, int, float, bool]] | None:
+    """By the first of natural and the attacks that broke an example; None without verdicts."""
     verdicts = report.verdicts
     if verdicts is None or not len(verdicts):
         return None
     counts = Counter(verdicts.broken_by)
+    names = {None: "none: survived", NATURAL: "no attack needed: naturally wrong"}
     return [
-        _Broken(key=key, count=counts[key], share=round(100 * counts[key] / len(verdicts), 2))
+        (names.get(key, str(key)), counts[key], round(100 * counts[key] / len(verdicts), 2), key is None)
         for key in (*verdicts.parts, None)
     ]
+
+
+def _corruptions(report: ReportData) -> Iterator[Grid]:
+    """Accuracy by kind and severity, and by class and family."""
+    found = report.corruptions
+    if found is None:
+        return
+    cells = {(part.kind, part.severity): part for part in found.results}
+    severities = sorted({part.severity for part in found.results})
+
+    def shaded(kind: str, severity: int) -> Cell:
+        part = cells.get((kind, severity))
+        if part is None or part.overall.value is None:
+            return Cell(ABSENT, css="absent")
+        lost = round((100 - part.overall.value) / 10)
+        tip = f"{kind}: {percent(part.overall.value)} ({number(part.overall.low)}–{number(part.overall.high)})"
+        return Cell(number(part.overall.value), css=f"lost-{lost}", tip=tip)
+
+    yield Grid(
+        "Accuracy by kind and severity",
+        [Cell("Family", css="left"), Cell("Kind", css="left"), *(Cell(str(severity)) for severity in severities)],
+        [
+            [Cell(family), Cell(kind, css="left"), *(shaded(kind, severity) for severity in severities)]
+            for family, kind in dict.fromkeys((part.family, part.kind) for part in found.results)
+        ],
+        css="shaded",
+        caption=f"Accuracy in percent by kind and severity; natural {number(report[NATURAL].overall.value)}",
+    )
+    yield Grid(
+        "Accuracy by class and family",
+        [Cell("Class"), *(Cell(family.family) for family in found.families)],
+        [
+            [name_cell(name), *(estimate_cell(family.by_class[label]) for family in found.families)]
+            for label, name in enumerate(report.dataset.classes)
+        ],
+        css=_long(report),
+    )
+
+
+def _probes(report: ReportData) -> Grid | None:
+    rows = trust_section.rows(report)
+    found = [[Cell(what), Cell(seen)] for what, seen in rows]
+    return Grid("Trust checks", [Cell("Check"), Cell("Result")], found, css="text") if rows else None
+
+
+def _attacks(report: ReportData) -> Grid | None:
+    if not report.attacks:
+        return None
+    counts = ("Attacked", "Rejected", "Forwards", "Backwards")
+    return Grid(
+        "Attacks and their settings",
+        [
+            Cell("Attack"),
+            Cell("Spec"),
+            Cell("Settings"),
+            *(Cell(name, css="right") for name in (*counts, "Seconds")),
+        ],
+        [
+            [
+                name_cell(key),
+                Cell(attack.spec, css="mono"),
+                Cell(_decided(attack.settings), css="mono"),
+                *(Cell(f"{getattr(attack, name.lower()):,}", css="right") for name in counts),
+                Cell(number(attack.seconds), css="right"),
+            ]
+            for key, attack in report.attacks.items()
+        ],
+        css="text",
+    )
+
+
+def _attack_notes(report: ReportData) -> Iterator[dict[str, Any]]:
+    """Of each attack: the variant it kept, its stages, and its audit."""
+    counts = ("Attacked", "Broke", "Forwards", "Backwards")
+    for key, attack in report.attacks.items():
+        stages = Grid(
+            f"Stages of {key}",
+            [Cell("Stage"), Cell("Selects", css="left"), *map(Cell, counts), Cell("Seconds")],
+            [
+                [
+                    name_cell(stage.name),
+                    Cell(wording.SELECTED.get(stage.whom, stage.whom), css="left"),
+                    *(count_cell(getattr(stage, name.lower())) for name in counts),
+                    Cell(number(stage.seconds)),
+                ]
+                for stage in attack.stages
+            ],
+            caption=f"{key} by stage",
+        )
+        yield {
+            "key": key,
+            "strongest": attack.strongest,
+            "stages": stages if attack.stages else None,
+            "audit": wording.audit_sentence(attack.audit) if attack.audit else None,
+        }
+
+
+def _costs(report: ReportData) -> Grid | None:
+    """Mean passes per attacked example, by class."""
+    costs = {key: attack.by_class for key, attack in report.attacks.items() if attack.by_class}
+    rows = [
+        [
+            name_cell(name),
+            *(
+                Cell(f"{number(part.forwards / part.attacked)} + {number(part.backwards / part.attacked)}")
+                if part.attacked
+                else Cell(ABSENT)
+                for part in (parts[label] for parts in costs.values())
+            ),
+        ]
+        for label, name in enumerate(report.dataset.classes)
+    ]
+    return Grid("Passes by class", [Cell("Class"), *map(Cell, costs)], rows) if costs else None
+
+
+def _gallery(report: ReportData) -> Markup | None:
+    """Images of the weakest class that attacks broke."""
+    found = report.examples
+    return None if found is None else Gallery([one.card(one.attack, found.amplify) for one in found.examples]).html()
+
+
+def _settings(report: ReportData) -> list[tuple[str, str]]:
+    threat, data = report.threat, report.dataset
+    value = f"{threat.eps:g}"
+    exact = "" if value == threat.eps_text else f" ({value})"
+    superclasses = [("Superclasses", listing(list(data.superclasses)))] if data.superclasses else []
+    model = {("Model" if key == "name" else key): one for key, one in report.model.items() if key != "trained"}
+    return [
+        ("Threat", f"{threat.norm}, eps = {threat.eps_text}{exact}"),
+        ("Data", f"{data.name}, {data.split}, {data.n:,} examples"),
+        *superclasses,
+        *_facts(model),
+    ]
+
+
+def _decided(settings: str) -> str:
+    """The settings of an attack without those that are None."""
+    return re.sub(r"\b\w+=None(, |(?=\)))", "", settings).replace(", )", ")")
 
 
 def _facts(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Nested settings as flat rows of text."""
     facts: list[tuple[str, str]] = []
     for key, value in values.items():
-        if isinstance(value, Mapping):
-            facts += _facts(value, f"{prefix}{key} ")
-        else:
-            facts.append((f"{prefix}{key}", _fact(value)))
+        facts += _facts(value, f"{prefix}{key} ") if isinstance(value, Mapping) else [(f"{prefix}{key}", _fact(value))]
     return facts
 
 
 def _fact(value: Any) -> str:
     if value is None:
-        return story.ABSENT
+        return ABSENT
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
-        # A year or a seed wants no separators, a number of parameters does.
+        # A year or a seed has no separators, a number of parameters has.
         return f"{value:,}" if abs(value) >= 100_000 else str(value)
     if isinstance(value, list | tuple):
         return ", ".join(_fact(part) for part in value)
     return str(value)
 
 
-def _model_name(report: ClassReport) -> str:
+def _lowest(result: Result) -> set[int]:
+    return charts.marked([part.value for part in result.by_class], result.worst)
+
+
+def _long(report: ReportData) -> str:
+    return "long" if len(report.dataset.classes) > charts.MANY_CLASSES else ""
+
+
+def _model_name(report: ReportData) -> str:
     return str(report.model.get("name", "model"))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from classwise.core.progress import SILENT, Progress
-from classwise.reporting.leaderboard import BASELINE, Leaderboard, leaderboard, load_all, robustbench
+from classwise.reporting.leaderboard import BASELINE, Leaderboard, leaderboard, robustbench
 from classwise.reporting.pages import report_page, site_page
+from classwise.reporting.report import load_report
 from classwise.storage.files import write_json, write_text
 
 
@@ -15,7 +16,7 @@ def write_site(
     runs: Sequence[Path], out: Path, *, title: str, baseline: str = BASELINE, progress: Progress = SILENT
 ) -> Leaderboard:
     """Write everything into ``out``. Pages are named by number: a run's name may hold anything."""
-    reports = load_all(runs)
+    reports = [load_report(run) for run in runs]
     board = leaderboard(reports, baseline=baseline)
     links = [f"runs/{number:04d}.html" for number in range(len(reports))]
     progress.start("pages", len(reports))

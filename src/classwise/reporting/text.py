@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from classwise.core.errors import InputError, unknown
-from classwise.reporting import story
-from classwise.reporting.comparison import Comparison, Row
+from classwise.reporting import formatting
 from classwise.reporting.estimates import Estimate
-from classwise.reporting.report import ClassReport, DatasetInfo, Result, ThreatInfo
+from classwise.reporting.formatting import plain
+from classwise.reporting.results import ComparisonData, DatasetInfo, ReportData, Result, Row, ThreatInfo
 from classwise.storage.files import atomic, write_text
 
-Subject = ClassReport | Comparison
+Subject = ReportData | ComparisonData
 
 SCHEMA = pa.schema(
     {
@@ -74,22 +73,6 @@ def rows(subject: Subject, key: str | None = None) -> list[dict[str, Any]]:
     ]
 
 
-def plain(text: str) -> str:
-    """A text from outside as one line that no terminal, reader or browser takes for more than text.
-
-    >>> plain(" a\\x1b[31m\\nb\\u202e\\tc ")
-    'a [31m b c'
-    """
-    return " ".join("".join(map(_harmless, text)).split())
-
-
-def _harmless(character: str) -> str:
-    category = unicodedata.category(character)
-    if category == "Cf":  # direction marks, joiners and other signs that are not seen
-        return ""
-    return {"Cc": " ", "Cs": "\N{REPLACEMENT CHARACTER}"}.get(category, character)
-
-
 # What is in a table for reading.
 
 
@@ -109,10 +92,10 @@ class _Grid:
 
 
 def _grid(subject: Subject, keys: list[str]) -> _Grid:
-    return _report_grid(subject, keys) if isinstance(subject, ClassReport) else _comparison_grid(subject, keys)
+    return _report_grid(subject, keys) if isinstance(subject, ReportData) else _comparison_grid(subject, keys)
 
 
-def _report_grid(report: ClassReport, keys: list[str]) -> _Grid:
+def _report_grid(report: ReportData, keys: list[str]) -> _Grid:
     """A row for each class, the worst of each result in bold, and what they come to."""
     results = [report[key] for key in keys]
     worst = [None if result.worst is None else result.worst.label for result in results]
@@ -143,7 +126,7 @@ def _report_grid(report: ClassReport, keys: list[str]) -> _Grid:
     )
 
 
-def _comparison_grid(comparison: Comparison, keys: list[str]) -> _Grid:
+def _comparison_grid(comparison: ComparisonData, keys: list[str]) -> _Grid:
     """A row for each model under each result; of each result the highest worst class in bold."""
     groups = []
     for key in keys:
@@ -192,7 +175,7 @@ def number(value: float | None, digits: int = 1) -> str:
     >>> number(1234.56), number(-0.4), number(None)
     ('1234.6', '−0.4', '–')
     """
-    return story.number(value, digits).replace(",", "")
+    return formatting.number(value, digits).replace(",", "")
 
 
 def _keys(subject: Subject, key: str | None) -> list[str]:
@@ -202,13 +185,13 @@ def _keys(subject: Subject, key: str | None) -> list[str]:
     return [key]
 
 
-def _model(report: ClassReport) -> str:
+def _model(report: ReportData) -> str:
     return str(report.model.get("name", "model"))
 
 
 def _measured(subject: Subject, keys: list[str]) -> Iterator[tuple[str, str, Result | Row]]:
     for key in keys:
-        if isinstance(subject, ClassReport):
+        if isinstance(subject, ReportData):
             yield _model(subject), key, subject[key]
         else:
             yield from ((row.model, key, row) for row in subject[key])

@@ -187,7 +187,7 @@ def test_many_classes_of_few_images(save: Save) -> None:
     assert found.models[0].profile.tenth == pytest.approx(lowest[:5].mean(), abs=1e-3)
     assert "weakest tenth" in " ".join(found.sentences())
     bars, worst, tenth = found.figures()
-    assert len(bars.plot.data[0].x) == 20
+    assert len(bars.plot.names) == 20
     assert "the 20 weakest classes" in bars.title
     assert (worst.title, tenth.title) == ("Average against worst class", "Average against weakest tenth")
     assert len(found.tables()[-1].rows) == 20

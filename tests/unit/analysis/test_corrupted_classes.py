@@ -114,8 +114,8 @@ def test_one_severity_has_no_curve(make_corrupted) -> None:
     assert (len(several.figures()), len(several.tables())) == (2, 2)
     assert (len(one.figures()), len(one.tables())) == (1, 1)
     heat, curves = several.figures()
-    assert list(heat.plot.data[0].x) == ["natural", "noise", "weather", "worst-case"]
-    assert [row[1] for row in heat.plot.data[0].z] == [part.value for part in several.families[0].by_class]
+    assert list(heat.plot.columns) == ["natural", "noise", "weather", "worst-case"]
+    assert [row[1] for row in heat.plot.z] == [part.value for part in several.families[0].by_class]
     assert [drawn.name for drawn in curves.plot.data] == [
         "noise",
         "noise, worst class",
@@ -140,7 +140,7 @@ def test_absent_few_and_many_classes(make_corrupted) -> None:
     assert "too few classes" in few.sentences()[1]
 
     many = corruptions(make_corrupted(1000, 2))
-    assert len(many.figures()[0].plot.data[0].z) == 1000
+    assert len(many.figures()[0].plot.z) == 1000
 
 
 def test_of_a_real_evaluation(trained: Path, tmp_path: Path) -> None:

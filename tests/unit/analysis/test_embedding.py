@@ -65,7 +65,7 @@ def test_numbers_of_a_trained_model_are_those_of_scikit_learn(trained: Path) -> 
     assert [row["index"] for row in rows] == [*natural.index, *natural.index]
     assert [row["predicted"] for row in rows] == [*natural.predicted, *attacked.predicted]
     assert found.perplexity is None
-    assert [figure.plot.layout.xaxis.title.text for figure in found.figures()] == [
+    assert [figure.plot.x for figure in found.figures()] == [
         f"first principal component, {found.explained[0]:.0f}% of the variance"
     ] * 2
 
@@ -85,11 +85,12 @@ def test_tsne_keeps_clusters_and_is_the_same_again(clusters: Subject) -> None:
     absent = found.by_class[4]
     assert (absent.natural, absent.adversarial, absent.n) == (None, None, 0)
     picture = found.figures()[0].plot
-    # an entry of the legend for a class, a filled and an open mark
-    assert [trace.name for trace in picture.data] == ["a", "b", "c", "d"] * 2
-    assert [trace.showlegend for trace in picture.data] == [True] * 4 + [False] * 4
-    assert {trace.marker.symbol for trace in picture.data} == {"circle", "circle-open"}
-    assert len({trace.marker.color for trace in picture.data}) == 4
+    # One legend entry per class, with a filled and an open marker.
+    assert [series.name for series in picture.data] == ["a", "b", "c", "d"] * 2
+    (legend,) = picture.draw(600, 10).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "c", "d"]
+    assert {series.symbol for series in picture.data} == {"circle", "circle-open"}
+    assert len({series.colour for series in picture.data}) == 4
 
 
 def test_another_seed_is_another_picture(trained: Path) -> None:
@@ -100,7 +101,7 @@ def test_another_seed_is_another_picture(trained: Path) -> None:
 
 def test_ten_classes_can_be_told_apart(trained: Path) -> None:
     picture = embedding(trained, attack="fgsm", per_class=2, method="pca").figures()[0].plot
-    looks = {(trace.marker.color, trace.marker.symbol) for trace in picture.data}
+    looks = {(series.colour, series.symbol) for series in picture.data}
     assert len(looks) == 20
 
 
@@ -109,7 +110,7 @@ def test_a_thousand_classes(tmp_path: Path) -> None:
     assert found.by_class[0].natural is None
     assert found.sentences() == []
     (figure,) = found.figures()
-    assert not figure.plot.layout.showlegend
+    assert not figure.plot.draw(600, 10).legends
 
 
 def test_bad_input(trained: Path, tmp_path: Path) -> None:

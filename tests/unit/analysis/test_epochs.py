@@ -132,15 +132,15 @@ def test_of_many_classes_a_few_are_drawn(make_training) -> None:
     assert epochs(run, seed=1).shown != found.shown
     assert len(epochs(run, sample=3).shown) == 3
     figure = found.figures()[0]
-    band, average, *own = figure.plot.data
-    # Shaded is the gap of all classes, not of those that are drawn.
-    assert max(band.y) == rows.max()
-    assert min(band.y) == rows.min()
+    average, *own = figure.plot.data
+    # The band is the gap of all classes, not of those that are drawn.
+    assert max(average.high) == rows.max()
+    assert min(average.low) == rows.min()
     assert [drawn.name for drawn in own] == [str(label) for label in found.shown]
     assert list(own[3].y) == rows[:, found.shown[3]].tolist()
-    assert len({(drawn.line.color, drawn.line.dash) for drawn in (average, *own)}) == 13
+    assert len({(drawn.colour, drawn.dash) for drawn in (average, *own)}) == 13
     assert "12 of 1000 classes" in figure.title
-    assert figure.plot.layout.shapes[0].x0 == 42
+    assert figure.plot.marks == {"kept": 42}
     # The table leaves epochs out, but not the last, nor the one that was kept.
     told = [row[0] for row in found.tables()[0].rows]
     assert len(told) < 40

@@ -120,7 +120,7 @@ def test_names_are_text_in_the_page(colours: Subject) -> None:
     assert len(shown.images) == 12
     assert all(image["alt"] and (image["src"] or "").startswith("data:image/png;base64,") for image in shown.images)
     assert [image["class"] for image in shown.images] == ["small"] * 12
-    assert shown.tags.count("script") == 1  # plotly's own
+    assert shown.tags.count("script") == 1  # that of every page
     assert "b" not in shown.tags
     assert found.of in shown.text
 

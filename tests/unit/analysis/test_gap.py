@@ -86,7 +86,7 @@ def test_the_figure_shows_the_standard_model_untouched_and_the_others_attacked(m
         [70.0, 60.0, 80.0],
         [50.0, 10.0, 90.0],
     ]
-    assert list(bars.plot.data[0].x) == ["all", "0", "1"]
+    assert list(bars.plot.names) == ["all", "0", "1"]
     assert [list(drawn.y) for drawn in widths.plot.data] == [[0.0, 0.0, 0.0], [20.0, 20.0, 80.0]]
     assert "60.0 (+30.0)" in found.tables()[0].rows[1]
 
@@ -107,7 +107,7 @@ def test_absent_and_many_classes(make_run) -> None:
     ]
     bars = gap(*runs).figures()[0]
     weakest = np.sort(np.argsort(natural, kind="stable")[:20])
-    assert list(bars.plot.data[0].x) == ["all", *map(str, weakest)]
+    assert list(bars.plot.names) == ["all", *map(str, weakest)]
     assert "the 20 weakest classes of 0" in bars.title
 
 

@@ -179,7 +179,7 @@ def test_a_thousand_classes(tmp_path: Path) -> None:
     assert len(found.examples) == 1000
     curves, medians = found.figures()
     assert len(curves.plot.data) == 9
-    assert len(medians.plot.data[0].x) == 20
+    assert len(medians.plot.names) == 20
 
 
 def test_bad_input(trained: Path, make_run) -> None:

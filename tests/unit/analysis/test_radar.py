@@ -15,6 +15,7 @@ from classwise.analysis.several import in_view, names_apart
 from classwise.core.errors import InputError
 from classwise.metrics import paired_changes
 from classwise.reporting import load_report
+from classwise.reporting.figures import Bars, Radar
 
 BASE = [[12, 8, 0], [2, 16, 2], [0, 4, 16]]
 BETTER = [[19, 1, 0], [3, 15, 2], [0, 5, 15]]
@@ -51,18 +52,21 @@ def test_the_figure_is_closed_and_in_the_order_of_the_data(make_run) -> None:
     names = ["cat", "<b>dog</b>", "cat"]
     found = radar(make_run("base", BASE, classes=names), make_run("better", BETTER, classes=names))
     drawn = found.figures()[0].plot
-    assert [trace.type for trace in drawn.data] == ["scatterpolar"] * 2
-    assert list(drawn.data[0].r) == [60.0, 80.0, 80.0, 60.0]
-    around = list(drawn.data[0].theta)
-    assert around[0] == around[3] == "cat"
-    assert len(set(around)) == 3  # two classes of one name have directions of their own
-    assert around[1] == "&lt;b&gt;dog&lt;/b&gt;"
-    assert tuple(drawn.layout.polar.radialaxis.range) == (0, 100)
-    low, high = drawn.data[1].customdata[0]
+    assert isinstance(drawn, Radar)
+    assert list(drawn.data[0].y) == [60.0, 80.0, 80.0]
+    assert drawn.names == names
+    (axes,) = drawn.draw(400, 10).axes
+    line = axes.lines[0]
+    assert list(line.get_ydata()) == [60.0, 80.0, 80.0, 60.0]  # closed
+    assert len(set(line.get_xdata())) == 4  # a direction for each class, although two have the same name
+    assert line.get_xdata()[3] == pytest.approx(2 * np.pi)
+    assert "<b>dog</b>" in [text.get_text() for text in axes.texts]
+    assert axes.get_ylim() == (0, 100)
+    low, high = drawn.data[1].low[0], drawn.data[1].high[0]
     assert low == found.models[1].by_class[0].low < 95.0 < high
     differences = found.figures()[1].plot
     assert list(differences.data[0].y) == [35.0, -5.0, -5.0]
-    assert differences.data[0].marker.color == drawn.data[1].line.color
+    assert differences.data[0].colour.lower() == axes.lines[1].get_color()
 
 
 def test_natural_and_the_strongest(make_run) -> None:
@@ -85,7 +89,7 @@ def test_of_many_classes_the_weakest(make_run) -> None:
     assert found.shown == np.sort(np.argsort(one, kind="stable")[:20]).tolist()
     assert len(found.models[1].differences) == 100
     drawn = found.figures()[0]
-    assert list(drawn.plot.data[0].theta)[:-1] == [names[label] for label in found.shown]
+    assert drawn.plot.names == [names[label] for label in found.shown]
     assert "20 weakest classes" in drawn.title
     assert found.sentences()[-1] == "Table and figures show the 20 weakest classes of one, of 100."
     assert len(found.tables()[0].rows) == 20
@@ -104,14 +108,14 @@ def test_absent_classes_stay_open(make_run) -> None:
     missing[1] = 0
     found = radar(make_run("base", BASE), make_run("missing", missing.tolist()))
     assert found.models[1].differences[1].points is None
-    assert list(found.figures()[0].plot.data[1].r) == [95.0, None, 75.0, 95.0]
+    assert list(found.figures()[0].plot.data[1].y) == [95.0, None, 75.0]
     assert found.tables()[0].rows[1] == ["1", "80.0", "–", "–"]
     json.dumps(found.model_dump(mode="json", by_alias=True), allow_nan=False)
 
 
 def test_two_classes_and_one_are_bars(make_run) -> None:
     two = radar(make_run("a", [[5, 5], [2, 8]]), make_run("b", [[7, 3], [2, 8]]))
-    assert two.figures()[0].plot.data[0].type == "bar"
+    assert isinstance(two.figures()[0].plot, Bars)
     one = radar(make_run("c", [[5]]), make_run("d", [[5]]))
     assert list(one.figures()[0].plot.data[1].y) == [100.0]
     assert one.models[1].differences[0].points == 0

@@ -158,7 +158,7 @@ def test_classes_that_are_all_alike_have_no_order(make: Make) -> None:
         float(spearmanr(CORRECT["base-1"][:5], CORRECT["lenet-0"][:5]).statistic), abs=1e-4
     )
     assert "–" in found.tables()[0].rows[0]
-    assert found.figures()[0].plot.data[0].z[0][0] is None
+    assert found.figures()[0].plot.z[0][0] is None
     json.dumps(found.model_dump(mode="json", by_alias=True), allow_nan=False)
 
 
@@ -197,7 +197,7 @@ def test_any_names_are_text(make: Make) -> None:
 def test_of_many_classes_the_weakest_are_shown(make: Make) -> None:
     random = np.random.default_rng(1)
     found = universality(*(make(f"base-{seed}", random.integers(0, N, 300)) for seed in range(2)))
-    assert len(found.figures()[1].plot.data[0].x) == 20
+    assert len(found.figures()[1].plot.columns) == 20
     assert len(found.settings[0].by_class) == 300
 
 

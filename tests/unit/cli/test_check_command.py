@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from classwise.cli import app
 from classwise.reporting import ClassReport
-from classwise.reporting.outcomes import _data, _property
+from classwise.reporting.check_output import _data, _property
 from classwise.reporting.report import DatasetInfo, ThreatInfo
 from classwise.reporting.sanity import Finding, Sanity
 from classwise.storage.verdicts import Verdicts

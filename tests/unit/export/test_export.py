@@ -27,8 +27,8 @@ from classwise.models import MODELS
 from classwise.models.load import build_model, load_model
 from classwise.models.model_config import ModelConfig, Normalization
 from classwise.reporting import load_report
-from classwise.reporting.card import SNIPPET
-from classwise.reporting.text import plain
+from classwise.reporting.formatting import plain
+from classwise.reporting.model_card import SNIPPET
 
 FILES = ["README.md", "config.json", "model.py", "model.safetensors", "robustbench.json"]
 HOSTILE = [

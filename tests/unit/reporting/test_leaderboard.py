@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from classwise.core.errors import InputError
+from classwise.reporting import load_report
 from classwise.reporting.effort import AttackInfo
-from classwise.reporting.leaderboard import find_runs, leaderboard, load_all, robustbench, told_apart
+from classwise.reporting.leaderboard import find_runs, leaderboard, robustbench, told_apart
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
 from classwise.reporting.site import write_site
 from classwise.storage.files import write_json
@@ -164,15 +165,17 @@ def test_the_site_holds_a_page_for_every_run_and_the_numbers(tmp_path: Path) -> 
         assert f'href="runs/{number:04d}.html"' in page
         assert (tmp_path / f"out/runs/{number:04d}.html").exists()
     assert json.loads((tmp_path / "out/leaderboard.json").read_text()) == board.model_dump(mode="json", by_alias=True)
-    assert json.loads((tmp_path / "out/robustbench.json").read_text()) == robustbench(load_all(runs))
+    assert json.loads((tmp_path / "out/robustbench.json").read_text()) == robustbench(
+        [load_report(run) for run in runs]
+    )
     assert "://" not in page
 
 
 def test_a_report_that_says_odd_things_of_its_training_is_taken_as_unknown(tmp_path: Path) -> None:
     report = make_report([5, 6], method=None, trained="by hand", weights="w/x.safetensors", spec="resnet18")
     save(report, tmp_path / "run")
-    entry = leaderboard(load_all([tmp_path / "run"])).entries[0]
+    entry = leaderboard([load_report(tmp_path / "run")]).entries[0]
     assert (entry.method, entry.model, entry.architecture) == ("–", "x", "resnet18")
     write_json(tmp_path / "run/report.json", {"schema": "other"})
     with pytest.raises(InputError, match="is not a report"):
-        load_all([tmp_path / "run"])
+        load_report(tmp_path / "run")

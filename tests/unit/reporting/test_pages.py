@@ -21,11 +21,12 @@ from classwise.reporting.comparison import compare
 from classwise.reporting.corruptions import CorruptionInfo, Corruptions
 from classwise.reporting.effort import AttackInfo, AuditInfo, ClassEffort, StageInfo
 from classwise.reporting.examples import Answered, Broken, BrokenExamples
-from classwise.reporting.figures import png
+from classwise.reporting.figures import place_label, png
 from classwise.reporting.pages import comparison_fragment, comparison_page, report_fragment, report_page
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
+from classwise.reporting.results import ComparisonData
 from classwise.reporting.sanity import Finding, Sanity
-from classwise.reporting.story import comparison_sentences, sentence
+from classwise.reporting.wording import comparison_facts, comparison_verdict, report_verdict
 from classwise.storage.verdicts import Verdicts
 
 CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -80,8 +81,11 @@ class Page(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__()
+        self.html = html
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.tables: dict[str, list[list[str]]] = {}
+        self.tips: list[str] = []
+        self.drawn: list[tuple[str, list[str]]] = []
         self.scripts: list[str] = []
         self.text = ""
         self._open: list[str] = []
@@ -95,6 +99,10 @@ class Page(HTMLParser):
         self.elements.append((tag, given))
         if tag not in self.VOID:
             self._open.append(tag if given.get("class") != "pct" else "hidden")
+        if tag == "svg":
+            self.drawn.append((str(given["aria-label"]), []))
+        if tag == "text" and given.get("class") != "pct":
+            self.drawn[-1][1].append("")
         if tag == "div" and given.get("class") == "scroll":
             self._table = self.tables.setdefault(str(given["aria-label"]), [])
         elif tag == "tr":
@@ -114,6 +122,12 @@ class Page(HTMLParser):
         if "script" in self._open:
             self.scripts.append(data)
             return
+        if "svg" in self._open:
+            if "title" in self._open:
+                self.tips.append(data)
+            elif "text" in self._open:
+                self.drawn[-1][1][-1] += data
+            return
         self.text += data
         if self._table and self._table[-1] and ("td" in self._open or "th" in self._open):
             self._table[-1][-1] += data
@@ -130,32 +144,36 @@ def one_decimal(value: float) -> str:
 # The report
 
 
-def test_verdict_sentence() -> None:
-    assert sentence(cifar_report()) == (
-        "cat survives 25.0% of attacks, the whole model 52.8%: the gap between its best and worst class is 49.9 points."
+def test_verdict() -> None:
+    assert report_verdict(cifar_report()) == (
+        "Weakest class: cat. 25.0% (22.4–27.8) of its images stay correct under attack, 52.8% of all images; "
+        "the best class is 49.9 points higher."
     )
 
 
 @pytest.mark.parametrize(
     ("kept", "expected"),
     [
-        ({"natural": [9, 5]}, "class 1 is recognised 50.0% of the time, the whole model 70.0%"),
-        ({"natural": [9, 9], "pgd": [0, 0]}, "Nothing survives: every example of every class was broken."),
+        (
+            {"natural": [9, 5]},
+            "Weakest class: 1. 50.0% (23.7–76.3) of its images are classified correctly",
+        ),
+        ({"natural": [9, 9], "pgd": [0, 0]}, "No image of any class stays correct under attack."),
         (
             {"natural": [9, 9, 9], "pgd": [2, 2, 5]},
-            "class 0 and class 1 survive 20.0% of attacks, the whole model 30.0%",
+            "Weakest classes: 0 and 1. 20.0% (5.7–51.0) of their images stay correct under attack, 30.0% of all images",
         ),
-        ({"natural": [9] * 6, "pgd": [2, 2, 2, 2, 2, 5]}, "class 0 and 4 other classes survive 20.0% of attacks"),
-        ({"natural": [9, 9], "pgd": [4, 4]}, "class 0 and class 1 survive 40.0% of attacks, like every other class."),
+        ({"natural": [9] * 6, "pgd": [2, 2, 2, 2, 2, 5]}, "Weakest classes: 0 and 4 other classes. 20.0%"),
+        ({"natural": [9, 9], "pgd": [4, 4]}, "All classes are equal: 40.0% (16.8–68.7) of the images of each stay"),
     ],
 )
-def test_verdict_sentence_at_the_edges(kept: dict[str, list[int]], expected: str) -> None:
-    assert sentence(make_report(kept, n=10)).startswith(expected)
+def test_verdict_at_the_edges(kept: dict[str, list[int]], expected: str) -> None:
+    assert report_verdict(make_report(kept, n=10)).startswith(expected)
 
 
 def test_no_examples_is_said() -> None:
     empty = make_report({"natural": [0, 0]}, n=0)
-    assert sentence(empty) == "Nothing was measured: there are no examples."
+    assert report_verdict(empty) == "There are no examples."
     assert "no examples" in Page(report_page(empty)).text
     report_fragment(empty)
 
@@ -182,26 +200,33 @@ def test_numbers_on_the_page_are_those_of_the_report() -> None:
         assert row[5:] == [one_decimal(result.cv or 0), one_decimal(result.mcd or 0), "10,000"]
 
 
+def bar_lengths(page: Page, chart: int) -> list[tuple[str, float]]:
+    """The tooltips of a chart's bars and their lengths relative to the axis from 0 to 100."""
+    html = page.html.split('<svg class="chart')[1 + chart].split("</svg>")[0]
+    axis = [float(x) for x in re.findall(r'text-anchor:middle[^>]* x="([\d.]+)"[^>]*>(?:0|100)<', html)]
+    bars = re.findall(r'<g class="bar"><title>([^<]*)</title><path d="M([\d.]+) [\d.]+L([\d.]+) ', html)
+    return [(tip, 100 * (float(end) - float(start)) / (axis[1] - axis[0])) for tip, start, end in bars]
+
+
 def test_bars_are_as_long_as_the_accuracies_and_sorted() -> None:
-    report = cifar_report()
-    page = Page(report_page(report))
-    dark = [float((bar["width"] or "").rstrip("%")) for bar in page.all("rect", "dark")]
-    light = [float((bar["width"] or "").rstrip("%")) for bar in page.all("rect", "light")]
+    page = Page(report_page(cifar_report()))
     order = sorted(range(10), key=lambda k: PGD[k])
-    assert dark == [PGD[k] / 10 for k in order] * 2  # worst-case, and pgd, which is the same here
-    assert light == [NATURAL[k] / 10 for k in order] * 2
-    assert len(page.all("li", "worst")) == 2
+    for chart, key in ((0, "worst-case"), (1, "worst-case"), (2, "pgd"), (3, "pgd")):  # each narrow and wide
+        bars = bar_lengths(page, chart)
+        for name, counts, drawn in (("natural", NATURAL, bars[:10]), (key, PGD, bars[10:])):
+            assert [tip.split(":")[0] for tip, _ in drawn] == [f"{CIFAR[k]}, {name}" for k in order]
+            assert [length for _, length in drawn] == pytest.approx([counts[k] / 10 for k in order], abs=0.2)
+    assert len(re.findall(r'<g class="bar"><title>[^<]*</title><path [^>]*fill:var\(--accent\)"', page.html)) == 4
 
 
-def test_whiskers_span_the_intervals() -> None:
+def test_intervals_are_in_the_charts() -> None:
     report = cifar_report()
     page = Page(report_page(report))
-    whisker = next(bar for bar in page.all("rect", "whisker") if bar["class"] == "whisker")
     cat = report["pgd"].by_class[3]
-    assert cat.low is not None
-    assert cat.high is not None
-    assert float((whisker["x"] or "").rstrip("%")) == pytest.approx(cat.low, abs=0.01)
-    assert float((whisker["width"] or "").rstrip("%")) == pytest.approx(cat.high - cat.low, abs=0.02)
+    assert f"cat, pgd: {cat.value:.1f} ({cat.low:.1f}–{cat.high:.1f})" in page.tips
+    label, texts = page.drawn[1]
+    assert f"cat {cat.value:.1f}% ({cat.low:.1f}–{cat.high:.1f})" in label
+    assert f"{cat.low:.1f}–{cat.high:.1f}" in texts
 
 
 def test_confusion_counts_and_shares() -> None:
@@ -211,10 +236,12 @@ def test_confusion_counts_and_shares() -> None:
     worst_case = lines[1:11]
     assert [row[0] for row in worst_case] == CIFAR
     assert [[int(cell) for cell in row[1:]] for row in worst_case] == report.confusion["worst-case"]
-    assert len(page.all("span", "pct")) == len(page.all("span", "cnt")) > 0
-    titles = [cell["title"] for cell in page.all("td") if "title" in cell]
-    assert "cat taken for deer: 750 of 1,000, 75.0%" in titles
-    assert "cat kept: 250 of 1,000, 25.0%" in titles
+    drawn = next(texts for label, texts in page.drawn if label.startswith("Confusion matrix, worst-case"))
+    numbers = [int(text) for text in drawn if text.isdigit()]
+    assert numbers == [count for row in report.confusion["worst-case"] for count in row]
+    assert len(page.all("text", "pct")) == len(page.all("text", "cnt")) == 300
+    assert "cat predicted as deer: 750 of 1,000, 75.0%" in page.tips
+    assert "cat correct: 250 of 1,000, 25.0%" in page.tips
 
 
 def test_superclasses_stand_together_in_the_confusion_matrix() -> None:
@@ -227,8 +254,11 @@ def test_superclasses_stand_together_in_the_confusion_matrix() -> None:
     assert header[1:] == [row[0] for row in rows] == [CIFAR[label] for label in order]
     counts = np.array(report.confusion["worst-case"])[np.ix_(order, order)]
     assert [[int(cell) for cell in row[1:]] for row in rows] == counts.tolist()
-    assert len(page.all("tr", "apart")) == len(report.confusion)
-    assert "rules part transportation and animals" in page.text
+    drawn = charts.confusion_matrix(report, "pgd")
+    assert drawn is not None
+    assert drawn.plot.groups == [4]  # type: ignore[union-attr]
+    assert drawn.plot.names == [CIFAR[label] for label in order]  # type: ignore[union-attr]
+    assert "transportation and animals" in page.text
 
 
 def test_the_command_is_shown_as_it_was_typed() -> None:
@@ -238,7 +268,7 @@ def test_the_command_is_shown_as_it_was_typed() -> None:
     assert Page(html).all("pre")
 
 
-def test_images_of_the_weakest_class_are_shown_with_what_the_model_says() -> None:
+def test_images_of_the_weakest_class_are_shown_with_their_predictions() -> None:
     report = cifar_report()
     pixels = png(np.full((3, 4, 4), 0.5))
     answered = {"of_label": 10.0}
@@ -268,7 +298,7 @@ def test_images_of_the_weakest_class_are_shown_with_what_the_model_says() -> Non
 
 def test_what_broke_the_examples() -> None:
     report = make_report({"natural": [90, 80], "pgd": [50, 40], "square": [45, 60]}, n=100)
-    rows = Page(report_page(report)).tables["What broke the examples"][1:]
+    rows = Page(report_page(report)).tables["Attack that broke each example first"][1:]
     assert [row[2] for row in rows] == ["30", "80", "5", "85"]
     assert sum(int(row[2]) for row in rows) == 200
 
@@ -276,10 +306,10 @@ def test_what_broke_the_examples() -> None:
 def test_without_verdicts_the_page_says_so() -> None:
     report = ClassReport.model_validate(cifar_report().model_dump(by_alias=True))
     assert report.verdicts is None
-    assert "The table of verdicts is not at hand" in Page(report_page(report)).text
+    assert "the table of verdicts is missing" in Page(report_page(report)).text
 
 
-def test_settings_findings_and_model_are_told() -> None:
+def test_settings_findings_and_model_are_shown() -> None:
     attack = AttackInfo(
         spec="pgd:steps=20",
         settings="PGD(target=None, steps=20, step_size=None)",
@@ -299,7 +329,7 @@ def test_settings_findings_and_model_are_told() -> None:
         assert told in page.text
 
 
-def test_stages_variants_and_costs_are_told() -> None:
+def test_stages_variants_and_costs_are_shown() -> None:
     stages = [
         StageInfo(
             name=name,
@@ -324,21 +354,23 @@ def test_stages_variants_and_costs_are_told() -> None:
     }
     page = Page(report_page(cifar_report(attacks=attacks)))
     assert page.tables["Stages of pgd"][1:] == [
-        ["apgd-ce", "all that was left", "80", "30", "400", "8", "1.5"],
+        ["apgd-ce", "all remaining", "80", "30", "400", "8", "1.5"],
         ["square", "a sample", "50", "0", "400", "8", "1.5"],
     ]
     assert [row[1] for row in page.tables["Passes by class"][1:]] == ["5.0 + 0.1"] * 3 + ["–"] + ["5.0 + 0.1"] * 6
     text = " ".join(page.text.split())
-    assert "grid:inv_t=5 was the strongest" in text
+    assert "Strongest variant of grid, reported in its place: grid:inv_t=5." in text
     assert (
-        "Audit: of 1,200 examples that the cascade left, the whole ensemble broke 2 of the 50 nearest to being broken "
-        "and 0 of 40 drawn at random, so that it would break at most 7.2% of all (95%). Nothing speaks against the "
-        "cascade"
+        "Audit: of 1,200 examples that survive the cascade, the full ensemble broke 2 of the 50 with the smallest "
+        "margins and 0 of 40 drawn at random (95% upper bound: 7.2% of all). The fallback was not triggered."
     ) in text
-    assert "There is doubt (zero-gradient and audit-square: 3 broken): the ensemble ran on everything" in text
+    assert (
+        "Fallback triggered (zero-gradient and audit-square: 3 broken): "
+        "the full ensemble ran on all surviving examples."
+    ) in text
 
 
-def test_an_early_end_is_told() -> None:
+def test_adaptive_evaluation_is_described() -> None:
     report = cifar_report()
     found = AllocationInfo(
         asked=2,
@@ -355,10 +387,11 @@ def test_an_early_end_is_told() -> None:
     told = " ".join(Page(report_page(report.model_copy(update={"allocation": found}))).text.split())
     names = report.dataset.classes
     assert (
-        "Drawn until the worst class is known to 2.0 points: not reached, for the classes that decide it have no more "
-        f"examples (± 2.9; it may be {names[3]} and {names[4]}). 500 of 10,000 examples were attacked, in 3 rounds."
+        "Target: 95% interval of the worst class within ±2.0 points; not reached, because the candidate classes have "
+        f"no more examples (±2.9; candidates: {names[3]} and {names[4]}). "
+        "500 of 10,000 examples were attacked in 3 rounds."
     ) in told
-    assert "Drawn until" not in Page(report_page(report)).text
+    assert "Target:" not in Page(report_page(report)).text
 
 
 def test_corruptions_have_a_section_of_their_own() -> None:
@@ -392,7 +425,8 @@ def test_class_without_examples_is_a_dash_not_zero() -> None:
     page = Page(report_page(report))
     row = page.tables["Accuracy of every class"][2]
     assert [cell.split() for cell in row] == [["b"], ["0"], ["–", "no", "examples"]]
-    assert len(page.all("rect", "dark")) == 4
+    assert len(page.all("g", "bar")) == 2 * 2 * 2 * 2  # classes, results, charts, widths
+    assert " no examples" in page.drawn[0][1] or "no examples" in page.drawn[0][1]
     assert "no examples" in Page(report_fragment(report)).text
     comparison = compare(report, report, names=["x", "y"])
     assert Page(comparison_page(comparison)).tables["Change of every class against the baseline"][3][0] == "b"
@@ -401,7 +435,8 @@ def test_class_without_examples_is_a_dash_not_zero() -> None:
 def test_natural_alone_needs_no_switch() -> None:
     page = Page(report_page(make_report({"natural": [9, 5]}, n=10)))
     assert [a["name"] for a in page.all("input")].count("show") == 1
-    assert not page.all("rect", "light")
+    assert not [tip for tip in page.tips if "worst-case" in tip]
+    assert len(page.all("g", "bar")) == 2 * 2
     assert "No attack ran." in page.text
 
 
@@ -413,9 +448,10 @@ def test_any_number_of_classes(k: int) -> None:
     page = Page(html)
     assert len(page.tables["Accuracy of every class"]) == 1 + k
     many = k > charts.MANY_CLASSES
-    assert len(page.all("rect", "dark")) == 2 * (25 if many else k)
+    assert len(page.all("g", "bar")) == 2 * 2 * 2 * (25 if many else k)
     assert ("Confusion matrix" in page.tables) != many
-    assert ("is left out" in page.text) == many
+    drawn = [label for label, _ in page.drawn if label.startswith("Confusion matrix")]
+    assert len(drawn) == 3
     comparison = compare(report, report, names=["x", "y"])
     changes = Page(comparison_page(comparison)).tables["Change of every class against the baseline"]
     assert len(changes) == 3 * (2 + min(k, 40))
@@ -425,7 +461,14 @@ def test_any_number_of_classes(k: int) -> None:
 
 def test_ties_of_many_classes_mark_none() -> None:
     page = Page(report_page(make_report({"natural": [9] * 6, "pgd": [0] * 6}, n=10)))
-    assert not page.all("li", "worst")
+    assert "var(--accent" not in "".join(page.html.split("<svg")[1:3])
+
+
+def test_a_confusion_matrix_of_too_many_classes_is_left_out() -> None:
+    k = charts.MOST_DRAWN + 1
+    page = Page(report_page(make_report({"natural": [5] * k, "pgd": [1] * k}, n=5)))
+    assert "is too large for a page" in page.text
+    assert len(page.html.encode()) < 1_000_000
 
 
 # What reaches the page from outside
@@ -513,84 +556,88 @@ def test_links_of_unknown_models_are_refused() -> None:
 # The comparison
 
 
-def two(before: Sequence[int], after: Sequence[int], n: int = 100, **changes: int) -> list[str]:
+def two(before: Sequence[int], after: Sequence[int], n: int = 100, **changes: int) -> ComparisonData:
     natural = [n] * len(before)
     one = make_report({"natural": natural, "pgd": before}, n=n, name="base")
     other = make_report({"natural": natural, "pgd": after}, n=n, name="new", first_index=changes.get("shift", 0))
-    return comparison_sentences(compare(one, other))
+    return compare(one, other)
 
 
 def test_a_clear_gain_is_claimed() -> None:
-    weak, change = two([60, 10, 70], [58, 45, 68])
-    assert weak == (
-        "base is weakest at class 1, where 10.0% (5.5–17.4) of the examples survive, against 46.7% over all classes."
+    found = two([60, 10, 70], [58, 45, 68])
+    assert comparison_verdict(found) == (
+        "new raises the worst class of base from 10.0% (class 1) to 45.0% (class 1): +35.0 points (p < 0.001, n = 100)."
     )
-    assert change.startswith(
-        "new lifts the worst class, still class 1, from 10.0% to 45.0%: +35.0 points "
-        "(p < 0.001 on the same 100 examples)."
+    (fact,) = comparison_facts(found)
+    assert fact == (
+        "new",
+        "worst class +35.0 points to 45.0% (class 1) (p < 0.001, n = 100); average +10.3 to 57.0% (p < 0.001); "
+        "rho +3.72; significant gains: class 1 +35.0",
     )
-    assert "The average gains 10.3 points" in change
-    assert change.endswith("rho is +3.72. By class, the data show gains in class 1 (+35.0).")
 
 
 def test_without_evidence_nothing_is_claimed() -> None:
-    _, change = two([60, 33, 70], [60, 36, 69])
-    assert (
-        "new reads +3.0 points in the worst class, still class 1 (from 33.0% to 36.0%), but the data cannot tell"
-        in change
+    found = two([60, 33, 70], [60, 36, 69])
+    assert comparison_verdict(found).startswith(
+        "new does not change the worst class of base significantly: from 33.0% (class 1) to 36.0% (class 1), +3.0"
     )
-    assert "The average reads +0.7 points" in change
-    assert "lifts" not in change
-    assert "gains" not in change
+    (fact,) = comparison_facts(found)
+    assert "average +0.7" in fact[1]
+    assert "significant" not in fact[1]
 
 
 def test_another_worst_class_is_named() -> None:
-    _, change = two([60, 10, 70], [35, 65, 70])
-    assert "class 1, the weakest of base, rises from 10.0% to 65.0% (p < 0.001)" in change
-    assert "the weakest class is now 0 at 35.0% (26.4–44.7)." in change
-    assert "So the minimum rises by 25.0 points, and the intervals do not overlap." in change
+    found = two([60, 10, 70], [35, 65, 70])
+    assert comparison_verdict(found) == (
+        "new raises the worst class of base from 10.0% (class 1) to 35.0% (class 0): +25.0 points "
+        "(intervals do not overlap)."
+    )
+    assert "class 1 +55.0 (p < 0.001)" in comparison_facts(found)[0][1]
 
 
 def test_another_worst_class_with_overlapping_intervals() -> None:
-    _, change = two([60, 30, 70], [36, 65, 70])
-    assert "the weakest class is now 0 at 36.0%" in change
-    assert "The minimum reads +6.0 points, but the intervals overlap: the data cannot tell." in change
+    assert comparison_verdict(two([60, 30, 70], [36, 65, 70])) == (
+        "new does not change the worst class of base significantly: from 30.0% (class 1) to 36.0% (class 0), "
+        "+6.0 points (intervals overlap)."
+    )
 
 
 def test_a_loss_is_called_one() -> None:
-    _, change = two([60, 40, 70], [60, 10, 30])
-    assert "new lowers the worst class, still class 1, from 40.0% to 10.0%: −30.0 points" in change
-    assert "The average loses 23.3 points" in change
+    found = two([60, 40, 70], [60, 10, 30])
+    assert comparison_verdict(found).startswith(
+        "new lowers the worst class of base from 40.0% (class 1) to 10.0% (class 1): −30.0 points"
+    )
+    assert "average −23.3" in comparison_facts(found)[0][1]
 
 
 def test_rho_without_a_baseline_is_explained_once() -> None:
-    sentences = two([60, 0, 70], [60, 10, 70])
-    assert sentences[-1] == "rho is undefined, because the worst class of base is at 0."
+    facts = comparison_facts(two([60, 0, 70], [60, 10, 70]))
+    assert facts[-1] == ("rho", "undefined, because the worst class of base is 0")
 
 
-def test_a_baseline_that_holds_nothing() -> None:
-    sentences = two([0, 0, 0], [60, 10, 70])
-    assert sentences[0] == "base holds nothing: no example of any class survives."
-    assert "new lifts the worst class, class 1, from 0.0% to 10.0%" in sentences[1]
+def test_a_baseline_without_robustness() -> None:
+    assert "from 0.0% (class 0, class 1 and class 2) to 10.0% (class 1)" in comparison_verdict(
+        two([0, 0, 0], [60, 10, 70])
+    )
 
 
-def test_unpaired_models_are_told_apart_by_intervals_only() -> None:
-    sentences = two([60, 10, 70], [58, 45, 68], shift=1)
-    assert "+35.0 points (the intervals do not overlap)" in sentences[1]
-    assert sentences[-1].startswith("The models were not measured on the same examples")
-    assert not any("p <" in text or "p =" in text for text in sentences)
+def test_unpaired_models_are_compared_by_intervals_only() -> None:
+    found = two([60, 10, 70], [58, 45, 68], shift=1)
+    assert "+35.0 points (intervals do not overlap)" in comparison_verdict(found)
+    facts = comparison_facts(found)
+    assert facts[-1][1].startswith("The models were not measured on the same examples")
+    assert not any("p <" in text or "p =" in text for _, text in facts)
 
 
-def test_two_challengers_are_ranked_only_where_intervals_part() -> None:
+def test_the_two_highest_worst_classes_are_ranked_only_if_intervals_do_not_overlap() -> None:
     natural = [100] * 3
     base, *others = (
         make_report({"natural": natural, "pgd": pgd}, n=100, name=name)
         for name, pgd in (("base", [60, 4, 70]), ("one", [60, 33, 70]), ("two", [60, 38, 70]), ("three", [60, 59, 70]))
     )
-    close = comparison_sentences(compare(base, *others[:2]))[-1]
-    assert close.startswith("The highest worst class is that of two, 38.0%")
-    assert "cannot rank the two" in close
-    assert comparison_sentences(compare(base, *others))[-1].endswith("and the intervals do not overlap.")
+    close = dict(comparison_facts(compare(base, *others[:2])))
+    assert close["Highest worst class"] == "two 38.0% (class 1), then one 33.0% (class 1); intervals overlap"
+    assert dict(comparison_facts(compare(base, *others)))["Highest worst class"].endswith("intervals do not overlap")
 
 
 def test_comparison_page_shows_its_numbers() -> None:
@@ -610,30 +657,39 @@ def test_comparison_page_shows_its_numbers() -> None:
     assert models[1][7] == "+3.721"
     changes = page.tables["Change of every class against the baseline"][:5]
     assert [row[0] for row in changes[1:]] == ["all classes", "0", "1", "2"]
-    assert changes[2][2] == "58.0 −2.0 cannot tell, p = 1; 0 gained, 2 lost"
+    assert changes[2][2] == "58.0 −2.0 not significant, p = 1; 0 gained, 2 lost"
     assert changes[3][2] == "45.0 +35.0 p < 0.001; 35 gained, 0 lost"
     assert {"href": "new/report.html"} in page.all("a")
-    widths = [bar["width"] for bar in page.all("rect", "m1")][:3]
-    assert widths == ["45.0%", "58.0%", "68.0%"]
-    assert "cannot tell" not in changes[3][2]
+    bars = [bar for bar in bar_lengths(page, 1) if ", new:" in bar[0]]
+    assert [length for _, length in bars] == pytest.approx([45.0, 58.0, 68.0], abs=0.1)
+    assert "not significant" not in changes[3][2]
 
 
-def test_only_what_the_data_can_tell_is_bold() -> None:
+def test_only_significant_changes_are_bold() -> None:
     html = comparison_page(
         compare(
             make_report({"natural": [100, 100], "pgd": [60, 10]}, n=100, name="base"),
             make_report({"natural": [100, 100], "pgd": [62, 45]}, n=100, name="new"),
         )
     )
-    assert "<b>+35.0</b>" in html
-    assert "<b>+2.0</b>" not in html
+    cells = re.findall(r'<td class="[^"]*significant"><bdi>([^<]*)</bdi>', html)
+    assert "45.0 +35.0" in cells
+    assert not [cell for cell in cells if "+2.0" in cell]
 
 
-def test_given_story_comes_first_and_alone() -> None:
+def test_a_given_text_replaces_the_facts_and_follows_the_charts() -> None:
     report = cifar_report()
-    page = Page(comparison_page(compare(report, report, names=["x", "y"]), title="Title", story=["Once.", "Twice."]))
-    assert page.text.index("Title") < page.text.index("Once.") < page.text.index("Twice.") < page.text.index("Average")
-    assert "is weakest at" not in page.text
+    html = comparison_page(compare(report, report, names=["x", "y"]), title="Title", story=["Once.", "Twice."])
+    assert html.index("Title</h1>") < html.index("<svg") < html.index("Once.") < html.index("Twice.")
+    assert "Each model against" not in html
+
+
+def test_the_charts_come_before_every_paragraph_but_the_verdict() -> None:
+    report = cifar_report()
+    html = comparison_page(compare(report, report, report, report, names=["w", "x", "y", "z"]))
+    before = html[html.index("<h1") : html.index("<svg")]
+    assert before.count("<p") == 1
+    assert report_page(report)[: report_page(report).index("<svg")].count('<p class="note"') == 0
 
 
 def test_unpaired_page_says_so() -> None:
@@ -641,7 +697,8 @@ def test_unpaired_page_says_so() -> None:
     new = make_report({"natural": [100, 100], "pgd": [62, 45]}, n=100, name="new", first_index=7)
     page = Page(comparison_page(compare(base, new)))
     assert "were not measured on the same examples" in page.text
-    assert "no paired test was made" in page.text
+    assert "no paired test" in page.text
+    assert "No paired test." in page.text
     assert page.tables["Change of every class against the baseline"][3] == ["1", "10.0", "45.0"]
 
 
@@ -649,47 +706,52 @@ def test_many_models_keep_their_rows() -> None:
     reports = [make_report({"natural": [9, 9], "pgd": [3, i % 9]}, n=10, name=f"m{i}") for i in range(8)]
     page = Page(comparison_page(compare(*reports)))
     assert len(page.tables["Models"]) == 3 * 9
-    assert not page.all("rect", "m6")
+    assert {tip.split(", ")[1].split(":")[0] for tip in page.tips if tip[0].isdigit()} == {f"m{i}" for i in range(6)}
     assert "first 6 of 8 models" in page.text
-    assert page.all("details")
 
 
-# Geometry
+# Charts
 
 
-def test_scatter_keeps_names_apart() -> None:
-    near = charts.Measured(value=50.0, low=48.0, high=52.0)
-    far = charts.Measured(value=30.0, low=20.0, high=40.0)
-    plot = charts.scatter([(name, near, far) for name in ("one", "two", "three")])
-    assert plot is not None
-    assert len({(point.text_dx, point.text_dy) for point in plot.points}) == 3
-    assert plot.points[0].y_high < plot.points[0].y < plot.points[0].y_low
-    assert charts.scatter([]) is None
+@given(st.lists(st.tuples(st.floats(0, 300), st.floats(0, 300)), min_size=1, max_size=6))
+def test_names_of_points_do_not_cover_each_other(points: list[tuple[float, float]]) -> None:
+    taken: list[tuple[float, float, float, float]] = []
+    for x, y in points:
+        place_label(x, y, 60, 12, taken, (0, 0, 400, 400))
+    apart = [
+        min(one[2], other[2]) <= max(one[0], other[0]) or min(one[3], other[3]) <= max(one[1], other[1])
+        for k, one in enumerate(taken)
+        for other in taken[:k]
+    ]
+    assert all(apart)
 
 
-def test_who_leads_on_what_is_said_of_three_models_and_more() -> None:
-    def told(*pgd: list[int]) -> str:
+def test_the_pareto_front_is_a_fact_of_three_models_and_more() -> None:
+    def fact(*pgd: list[int]) -> str | None:
         reports = [make_report({"natural": [90] * 3, "pgd": one}, n=100, name=f"m{i}") for i, one in enumerate(pgd)]
-        return " ".join(comparison_sentences(compare(*reports)))
+        return dict(comparison_facts(compare(*reports))).get("Pareto front of average and worst class")
 
-    apart = told([90, 80, 10], [70, 60, 30], [60, 50, 40], [40, 40, 20])
-    assert "m0 reads highest on average, m2 in its worst class; m1 lies between, beaten by none in both." in apart
-    assert "m1 reads highest both on average and in its worst class." in told([50, 50, 10], [90, 90, 60], [50, 40, 20])
-    assert "reads highest" not in told([50, 50, 10], [90, 90, 60])
+    assert fact([90, 80, 10], [70, 60, 30], [60, 50, 40], [40, 40, 20]) == "m2, m1 and m0"
+    assert fact([50, 50, 10], [90, 90, 60], [50, 40, 20]) == "m1"
+    assert fact([50, 50, 10], [90, 90, 60]) is None
 
 
 def test_radar_has_a_corner_for_every_class() -> None:
     report = cifar_report()
-    page = Page(comparison_page(compare(report, report, names=["x", "y"])))
-    shapes = [shape["points"] or "" for shape in page.all("polygon")]
-    assert len(shapes) == 2 * len(report.results)
-    assert all(len(points.split()) == 10 for points in shapes)
+    found = compare(report, report, names=["x", "y"])
+    assert (
+        sum(label.startswith("Accuracy of each class around") for label, _ in Page(comparison_page(found)).drawn) == 6
+    )
+    radar = charts.class_radar(found["pgd"], CIFAR)
+    assert radar is not None
+    (axes,) = radar.plot.draw(400, 10).axes  # type: ignore[union-attr]
+    assert [len(line.get_xdata()) for line in axes.lines] == [11, 11]  # type: ignore[arg-type]
     two = make_report({"natural": [9, 8], "pgd": [5, 4]}, n=10)
-    assert not Page(comparison_page(compare(two, two, names=["x", "y"]))).all("polygon")
+    assert charts.class_radar(compare(two, two, names=["x", "y"])["pgd"], ["0", "1"]) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
-def test_nobody_beats_the_front_and_everybody_else_is_beaten(points: list[tuple[int, int]]) -> None:
+def test_the_front_is_not_dominated_and_all_others_are(points: list[tuple[int, int]]) -> None:
     def beaten(one: tuple[int, int]) -> bool:
         return any(a >= one[0] and b >= one[1] and (a, b) != one for a, b in points)
 
@@ -698,17 +760,7 @@ def test_nobody_beats_the_front_and_everybody_else_is_beaten(points: list[tuple[
     assert [points[number] for number in kept] == sorted(points[number] for number in kept)
 
 
-@pytest.mark.parametrize("values", [[0.0, 0.0], [100.0], [50.0], [0.0, 100.0], [33.3, 33.4], [99.2, 100.0]])
-def test_axis_holds_its_values(values: list[float]) -> None:
-    axis = charts.axis(values)
-    assert 0 <= axis.low < axis.high <= 100
-    assert all(0 <= axis.at(value) <= 100 for value in values)
-    assert axis.ticks[0].at == 0
-    assert axis.ticks[-1].at == 100
-    assert len(axis.ticks) <= 7
-
-
-def test_selection_keeps_who_must_be_seen() -> None:
+def test_selection_keeps_requested_classes() -> None:
     chosen = charts.select([float(i) for i in range(100)], keep=[50])
     assert chosen.weakest == [*range(20), 50]
     assert chosen.strongest == [95, 96, 97, 98, 99]

@@ -24,8 +24,9 @@ from typer.testing import CliRunner
 from classwise.cli import app
 from classwise.core.errors import InputError
 from classwise.reporting import ClassReport, Comparison, compare
+from classwise.reporting.formatting import plain
 from classwise.reporting.report import DatasetInfo, ThreatInfo
-from classwise.reporting.text import plain, save
+from classwise.reporting.text import save
 from classwise.storage.verdicts import Verdicts
 from each import for_each
 

@@ -8,6 +8,7 @@ from html import escape
 import numpy as np
 import pytest
 
+from classwise.reporting.charts import probe_curves
 from classwise.reporting.pages import report_page
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
 from classwise.reporting.sanity import (
@@ -22,7 +23,7 @@ from classwise.reporting.sanity import (
     Sanity,
     StepProbe,
 )
-from classwise.reporting.trust import curves, findings, rows
+from classwise.reporting.trust_section import findings, rows
 from classwise.storage.verdicts import Verdicts
 
 CLASSES = ["ant", "7", "<b>cat</b>"]
@@ -109,18 +110,22 @@ def test_what_was_left_out_has_no_row() -> None:
 
 
 def test_curves_run_through_the_measurements() -> None:
-    losses, broken = curves(make_report(Sanity(probes=make_probes())))
-    assert [(knot.tick, knot.text) for knot in losses[2]] == [("0", "−2.0"), ("1", "−1.0"), ("10", "+0.5")]
-    assert [knot.y for knot in losses[2]] == [100.0, 61.6, 0.0]
-    assert [(knot.tick, knot.text, knot.y) for knot in broken[2]] == [("0.031", "25%", 75.0), ("1", "100%", 0.0)]
+    losses, broken = probe_curves(make_report(Sanity(probes=make_probes())))
+    assert list(losses.plot.names) == ["0", "1", "10"]
+    (axes,) = losses.plot.draw(320, 10).axes
+    assert axes.lines[0].get_ydata().tolist() == losses.plot.data[0].y
+    assert "−2.0 at steps 0, −1.0 at steps 1, +0.5 at steps 10" in losses.alt
+    assert (list(broken.plot.names), broken.plot.data[0].y) == (["0.031", "1"], [25.0, 100.0])
+    assert "25% at eps 0.031, 100% at eps 1" in broken.alt
     # A loss that was not finite leaves no point.
     steps = [StepProbe(step=step, log_odds=None, margin=None, broken=0) for step in (0, 10)]
-    assert curves(make_report(Sanity(probes=make_probes(steps=steps))))[0][2] == []
+    (axes,) = probe_curves(make_report(Sanity(probes=make_probes(steps=steps))))[0].plot.draw(320, 10).axes
+    assert np.isnan(axes.lines[0].get_ydata()).all()
 
 
 def test_the_page_shows_probes_folded_and_escaped() -> None:
     page = report_page(make_report(Sanity(probes=make_probes())))
-    assert re.search(r'<details class="probes">\s*<summary>What was probed, on 12 images', page)
+    assert re.search(r'<details class="probes">\s*<summary>All checks, on 12 images', page)
     assert "5 of 12: &lt;b&gt;cat&lt;/b&gt; 4 of 4, class 7 1 of 4" in page
     assert escape(CLASSES[2]) in page
     assert CLASSES[2] not in page
@@ -131,5 +136,5 @@ def test_the_gravest_finding_comes_first_and_no_probes_are_shown_where_none_were
     sanity = Sanity(findings=[Finding(severity=one, text=one) for one in ("info", "error", "warning", "error")])
     report = make_report(sanity)
     assert [severity for severity, _, _ in findings(report)] == ["error", "error", "warning", "info"]
-    assert (rows(report), curves(report)) == ([], [])
-    assert "What was probed" not in report_page(report)
+    assert (rows(report), probe_curves(report)) == ([], [])
+    assert "All checks" not in report_page(report)

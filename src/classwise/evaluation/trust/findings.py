@@ -17,8 +17,8 @@ import numpy as np
 from scipy.special import bdtrc
 
 from classwise.core.threat import Threat
+from classwise.reporting.formatting import class_name, listing, p_text
 from classwise.reporting.sanity import AgreementProbe, Finding, Probes, Sanity, Severity
-from classwise.reporting.story import class_name, listing, p_text
 from classwise.storage.verdicts import NATURAL, Verdicts
 
 LEVEL = 0.01

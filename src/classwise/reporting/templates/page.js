@@ -1,5 +1,12 @@
 "use strict";
-// Sorts tables by the buttons in their heads, copies texts, and filters a leaderboard. Without it the page shows the same.
+// Sorts tables, copies texts, filters a leaderboard, and marks tables that are wider than the screen. The page works without it.
+function mark() {
+  for (const one of document.querySelectorAll(".scroll")) one.classList.toggle("more", one.scrollWidth > one.clientWidth + 1);
+}
+addEventListener("resize", mark);
+document.addEventListener("change", mark);
+document.addEventListener("toggle", mark, true);
+mark();
 for (const button of document.querySelectorAll("button.sort")) {
   button.addEventListener("click", () => {
     const head = button.closest("th"), body = head.closest("table").tBodies[0];

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
+from classwise.reporting.formatting import plain
 from classwise.reporting.gate import Check
-from classwise.reporting.text import plain
 
 COLUMNS = ["what", "measured [95%]", "wanted", "verdict"]
 _NO_XML = re.compile("[\ufffe\uffff]")

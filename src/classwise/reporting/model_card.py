@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from classwise.reporting.estimates import Interval
+from classwise.reporting.formatting import plain
 from classwise.reporting.leaderboard import model_name
-from classwise.reporting.report import ClassReport
-from classwise.reporting.story import sentence
+from classwise.reporting.results import ReportData
 from classwise.reporting.text import markdown_escaped as escaped
-from classwise.reporting.text import number, plain
+from classwise.reporting.text import number
+from classwise.reporting.wording import report_verdict
 from classwise.storage.verdicts import NATURAL
 
 SNIPPET = """\
@@ -27,7 +28,7 @@ model = load(".")  # needs torch and safetensors, and nothing else; takes NCHW i
 
 
 def model_card(
-    report: ClassReport,
+    report: ReportData,
     *,
     architecture: str,
     parameters: int,
@@ -40,7 +41,7 @@ def model_card(
             *_front_matter(report),
             f"# {escaped(model_name(report))}",
             "",
-            f"Measured: {escaped(sentence(report))}",
+            f"Measured: {escaped(report_verdict(report))}",
             "",
             f"An image classifier for {len(report.dataset.classes)} classes of {escaped(report.dataset.name)}: "
             f"{escaped(architecture)}, {parameters:,} parameters. It takes NCHW images in \\[0, 1\\]; whatever "
@@ -72,7 +73,7 @@ def model_card(
     )
 
 
-def _front_matter(report: ClassReport) -> Iterator[str]:
+def _front_matter(report: ReportData) -> Iterator[str]:
     strongest = report[report.strongest]
     metrics = {"natural accuracy": report[NATURAL].overall.value}
     if report.strongest != NATURAL:
@@ -94,7 +95,7 @@ def _front_matter(report: ClassReport) -> Iterator[str]:
     yield from ("---", "")
 
 
-def _table(report: ClassReport) -> Iterator[str]:
+def _table(report: ReportData) -> Iterator[str]:
     """A row for each class with the interval of every result, the worst class in bold."""
     keys = list(report.results)
     worst = {key: report[key].worst for key in keys}
@@ -117,7 +118,7 @@ def _estimate(part: Interval) -> str:
     return "–" if part.value is None else f"{number(part.value)} [{number(part.low)}, {number(part.high)}]"
 
 
-def _measured(report: ClassReport) -> Iterator[str]:
+def _measured(report: ReportData) -> Iterator[str]:
     data, threat = report.dataset, report.threat
     yield (
         f"Accuracies in percent with 95% Wilson intervals, on {data.n} images of {escaped(data.name)}/"

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from classwise.reporting import charts, story
-from classwise.reporting.report import ClassReport
+from classwise.reporting.formatting import class_name
+from classwise.reporting.results import ReportData
 from classwise.reporting.sanity import AgreementProbe
 
 NAMED = 8
 """Classes that a row names."""
 
 
-def findings(report: ClassReport) -> list[tuple[str, str, str]]:
+def findings(report: ReportData) -> list[tuple[str, str, str]]:
     """Severity, its word, and the text, the gravest first."""
     words = {"error": "Error", "warning": "Warning", "info": "Note"}
     return [(found.severity, words[found.severity], found.text) for found in report.sanity.at_least("info")]
 
 
-def rows(report: ClassReport) -> list[tuple[str, str]]:
+def rows(report: ReportData) -> list[tuple[str, str]]:
     """What was probed, and what was seen; nothing where there were no probes."""
     probes = report.sanity.probes
     if probes is None:
@@ -56,13 +56,13 @@ def rows(report: ClassReport) -> list[tuple[str, str]]:
     return told
 
 
-def _images(report: ClassReport, count: str, *, named: bool = True) -> str:
+def _images(report: ReportData, count: str, *, named: bool = True) -> str:
     """So many of so many, and of which classes where there are any."""
     probes = report.sanity.probes
     assert probes is not None
     parts = [(part.label, getattr(part, count), part.n) for part in probes.by_class]
     seen = sorted((part for part in parts if part[1]), key=lambda part: (-part[1] / part[2], part[0]))
-    names = [f"{story.class_name(report.dataset.classes[label])} {some} of {n}" for label, some, n in seen]
+    names = [f"{class_name(report.dataset.classes[label])} {some} of {n}" for label, some, n in seen]
     if len(names) > NAMED:
         names[NAMED:] = [f"{len(names) - NAMED} more"]
     share = f"{sum(some for _, some, _ in parts)} of {probes.n}"
@@ -72,17 +72,3 @@ def _images(report: ClassReport, count: str, *, named: bool = True) -> str:
 def _agreement(probe: AgreementProbe) -> str:
     labels = f"{probe.changed} of {probe.n} labels change"
     return labels if probe.difference is None else f"{labels}, logits by up to {probe.difference:.2g} of their spread"
-
-
-def curves(report: ClassReport) -> list[tuple[str, str, list[charts.Knot]]]:
-    """What a curve shows, what lies along its axis, and the curve."""
-    probes = report.sanity.probes
-    if probes is None:
-        return []
-    losses = [(str(part.step), part.log_odds, story.signed(part.log_odds)) for part in probes.steps]
-    shares = [(f"{part.eps:.2g}", 100 * part.broken / probes.n) for part in probes.radii]
-    broken = [(eps, share, f"{share:.0f}%") for eps, share in shares]
-    return [
-        ("Log-odds of a wrong label, mean: should rise with the steps", "steps", charts.curve(losses)),
-        ("Images broken: should reach 100% as the radius grows", "eps", charts.curve(broken, 0, 100)),
-    ]
