@@ -245,9 +245,7 @@ def overall(
 
 def _check_goal(half_width: float) -> None:
     if not 0 < half_width < 0.5:
-        raise InputError(
-            f"half_width must be a fraction between 0 and 0.5, such as 0.02 for 2 points, got {half_width}"
-        )
+        raise InputError(f"half_width must be between 0 and 0.5 (0.02 for 2 points), got {half_width}")
 
 
 def _counts(survived: ArrayLike, done: ArrayLike, available: ArrayLike) -> tuple[Ints, Ints, Ints]:
