@@ -75,7 +75,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class Contenders:
     """The contenders, their counts and their bounds; each array is (C,)."""
 
     labels: Ints
@@ -88,7 +88,7 @@ class Contest:
     z_high: float
 
     @classmethod
-    def of(cls, survived: Ints, done: Ints, available: Ints) -> Contest:
+    def of(cls, survived: Ints, done: Ints, available: Ints) -> Contenders:
         present = np.flatnonzero(available)
         low, high = wilson(survived[present], done[present], 1 - 2 * TAIL_LOW)
         near = low < high.min()
@@ -173,13 +173,13 @@ def next_round(
     begun: Ints = np.maximum(first_round(available, minimum=minimum) - done, 0)
     if begun.any():
         return begun
-    if not available.any() or (contest := Contest.of(survived, done, available)).reached(half_width):
+    if not available.any() or (contenders := Contenders.of(survived, done, available)).reached(half_width):
         return None
-    missing = contest.targets(half_width) - contest.done
-    most = np.minimum((GROWTH - 1) * contest.done, contest.available - contest.done)
-    size = np.minimum(np.maximum(missing, np.ceil(LEAST * contest.done)), most)
+    missing = contenders.targets(half_width) - contenders.done
+    most = np.minimum((GROWTH - 1) * contenders.done, contenders.available - contenders.done)
+    size = np.minimum(np.maximum(missing, np.ceil(LEAST * contenders.done)), most)
     further = np.zeros_like(done)
-    further[contest.labels] = np.where(missing > 0, size, 0)
+    further[contenders.labels] = np.where(missing > 0, size, 0)
     return further if further.any() else None
 
 
@@ -199,15 +199,15 @@ def summary(survived: ArrayLike, done: ArrayLike, available: ArrayLike, half_wid
         return None
     if label := np.flatnonzero((done == 0) & (available > 0)).tolist():
         raise InputError(f"no example of class {label[0]} has been attacked yet")
-    contest = Contest.of(survived, done, available)
-    leader = int(contest.high.argmin())
+    contenders = Contenders.of(survived, done, available)
+    leader = int(contenders.high.argmin())
     return Allocation(
-        label=int(contest.labels[leader]),
-        value=float(contest.share[leader]),
-        low=float(contest.low.min()),
-        high=float(contest.high[leader]),
-        contenders=tuple(contest.labels.tolist()),
-        reached=contest.reached(half_width),
+        label=int(contenders.labels[leader]),
+        value=float(contenders.share[leader]),
+        low=float(contenders.low.min()),
+        high=float(contenders.high[leader]),
+        contenders=tuple(contenders.labels.tolist()),
+        reached=contenders.reached(half_width),
     )
 
 
