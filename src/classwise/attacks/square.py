@@ -158,9 +158,11 @@ class Square(BallAttack):
     def _score(self, y: Tensor) -> Loss:
         """What the search climbs. A broken example is at the top, where no proposal can replace it."""
 
+        margin_of, log_odds_of = margin(y), log_odds(y)
+
         def score(logits: Tensor) -> Tensor:
-            margins = margin(y)(logits)
-            losses = margins if self.loss == "margin" else log_odds(y)(logits)
+            margins = margin_of(logits)
+            losses = margins if self.loss == "margin" else log_odds_of(logits)
             return losses.masked_fill(margins > 0, torch.inf)
 
         return score

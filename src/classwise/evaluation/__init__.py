@@ -1,1 +1,4 @@
-"""Evaluation of a model under attacks: every example gets a verdict. Imports nothing of training."""
+"""Evaluation of a model class by class: runner, stages of attacks, judging, trust checks and the margin search.
+
+Imports attacks, corruptions, accelerate, data, models, reporting and the base packages; never training or above.
+"""

@@ -1,4 +1,4 @@
-"""What an evaluation runs: specs and objects of many kinds, read into attacks within one threat, and corruptions."""
+"""Read the attacks, within one threat, and the corruptions of an evaluation from specs and objects."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ AnyAttack = BallAttack | ForeignAttack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Perturbations:
-    """Attacks and corruptions under the keys of the report."""
+    """Attacks and corruptions, by their keys in the report."""
 
     attacks: Mapping[str, tuple[str, AnyAttack]]
-    """Key to the spec as it was given, and the attack."""
+    """Spec as it was given, and attack, by key."""
     corruptions: Mapping[str, Corruption]
     threat: Threat
 
@@ -31,9 +31,10 @@ class Perturbations:
 def read_perturbations(
     given: Any, eps: float | str | None = None, norm: str | None = None, *, exhaustive: bool = False
 ) -> Perturbations:
-    """Read what was asked for: a spec, an attack object of ours or of another library, a function, or several.
+    """Read one or several specs, attack objects of this package or of another library, or functions.
 
-    The threat is what is given here, else what the attacks bring, else Linf 8/255. ``exhaustive`` is for ``fast``.
+    The threat is the one passed here, else that of the attacks, else Linf 8/255. ``exhaustive`` sets ``exhaustive`` of
+    the attack ``fast``.
     """
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     attacks, corruptions = [], []
@@ -47,7 +48,7 @@ def read_perturbations(
             attack = replace(attack, exhaustive=True) if exhaustive and isinstance(attack, Fast) else attack
             attacks.append((one if isinstance(one, str) else repr(attack), attack))
     if exhaustive and not any(isinstance(attack, Fast) for _, attack in attacks):
-        raise InputError("exhaustive goes with the attack fast: the others always run in full")
+        raise InputError("exhaustive applies to the attack fast only: add fast to the attacks, or drop exhaustive")
     threat = _common_threat([attack for _, attack in attacks], eps, norm)
     keys = _keys(attacks)
     _refuse_repetition([*keys, *(corruption.key for corruption in corruptions)])
@@ -59,7 +60,7 @@ def read_perturbations(
 
 
 def read_attack(given: Any) -> AnyAttack:
-    """One attack: ``name:key=value``, ``file.py:name``, or an object."""
+    """Read one attack: ``name:key=value``, ``file.py:name``, or an object."""
     if not isinstance(given, str):
         return as_attack(given)
     if Spec.parse(given.partition(":")[0]).name not in ATTACKS and is_attribute_spec(given):
@@ -68,7 +69,7 @@ def read_attack(given: Any) -> AnyAttack:
 
 
 def _common_threat(attacks: Sequence[AnyAttack], eps: float | str | None, norm: str | None) -> Threat:
-    """The one threat of an evaluation."""
+    """Return the threat that all attacks share."""
     chosen = []
     for setting, wanted, default, values in (
         ("eps", eps, "8/255", [attack.eps for attack in attacks]),
@@ -82,7 +83,7 @@ def _common_threat(attacks: Sequence[AnyAttack], eps: float | str | None, norm: 
 
 
 def _keys(attacks: Sequence[tuple[str, AnyAttack]]) -> list[str]:
-    """An attack's name, or its whole spec where two of one name ran."""
+    """Return the key of each attack: its name, or its spec if several attacks have that name."""
     registered = {kind: name for name, kind in ATTACKS.items()}
     names = [
         attack.name if isinstance(attack, ForeignAttack) else registered.get(type(attack), type(attack).__name__)
@@ -94,6 +95,6 @@ def _keys(attacks: Sequence[tuple[str, AnyAttack]]) -> list[str]:
 def _refuse_repetition(keys: Sequence[str]) -> None:
     for key in keys:
         if key in (NATURAL, WORST_CASE):
-            raise InputError(f"an attack must not be called {key!r}: reports use the name")
+            raise InputError(f"an attack must not be named {key!r}: reports use this name")
         if keys.count(key) > 1:
             raise InputError(f"the attack {key!r} is given twice")

@@ -20,7 +20,7 @@ from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
 from classwise.core.threat import Threat
 from classwise.data import ImageSet
-from classwise.evaluation.runner import EvaluationSettings, run_evaluation
+from classwise.evaluation.runner import EvaluationSettings
 from classwise.metrics.comparison import Bools
 from classwise.models.heads import Biased
 from classwise.models.normalize import Normalized
@@ -28,7 +28,7 @@ from classwise.models.weights import digest_model
 from classwise.repairs.fit import Point
 from classwise.repairs.images import FittingImages
 from classwise.repairs.methods.base import Case, Method, Repaired, settings_text
-from classwise.repairs.verdict import TestResult, compare_on_test, natural_logits
+from classwise.repairs.verdict import ModelResult, compare_on_test, evaluate_on_test
 from classwise.reporting import ClassReport
 from classwise.reporting.repair import Accuracies, FittedOn, FrontierPoint, RepairReport
 from classwise.reporting.report import Result, ThreatInfo
@@ -119,32 +119,8 @@ def run_repair(
     before = after = None
     if judges is not None:
         began = time.perf_counter()
-        first = None if directory is None else RunDirectory(directory.path / "original")
-        started = first is not None and first.read().get("evaluation") is not None
-        evaluate = partial(run_evaluation, trained_on=original.data_digest, progress=progress)
-        before = evaluate(
-            original.model,
-            judges.images,
-            judges.settings,
-            model_info=original.info,
-            directory=first,
-            beside=None,
-            resume=resume or started,
-        )
-        after = evaluate(
-            repaired.model,
-            judges.images,
-            judges.settings,
-            model_info=_info(original, report, directory),
-            directory=directory,
-            beside="repair",
-            resume=resume,
-        )
-        logits = partial(natural_logits, images=judges.images, batch_size=judges.settings.batch_size, progress=progress)
-        test = compare_on_test(
-            TestResult(report=before, logits=logits(original.model, report=before)),
-            TestResult(report=after, logits=logits(repaired.model, report=after)),
-        )
+        before, after = _evaluate_both(original, repaired, report, judges, directory, resume, progress)
+        test = compare_on_test(before, after)
         seconds = {**report.seconds, "verdict": round(time.perf_counter() - began, 3)}
         report = report.model_copy(update={"test": test, "seconds": seconds})
     if directory is not None:
@@ -155,9 +131,40 @@ def run_repair(
         model=repaired.model,
         report=report,
         directory=None if directory is None else directory.path,
-        report_before=before,
-        report_after=after,
+        report_before=None if before is None else before.report,
+        report_after=None if after is None else after.report,
         margins=repaired.margins,
+    )
+
+
+def _evaluate_both(
+    original: Original,
+    repaired: Repaired,
+    report: RepairReport,
+    judges: TestSetup,
+    directory: RunDirectory | None,
+    resume: bool,
+    progress: Progress,
+) -> tuple[ModelResult, ModelResult]:
+    """Evaluate the original and the repaired model on the test images."""
+    first = None if directory is None else RunDirectory(directory.path / "original")
+    started = first is not None and first.read().get("evaluation") is not None
+    evaluate = partial(
+        evaluate_on_test,
+        images=judges.images,
+        settings=judges.settings,
+        trained_on=original.data_digest,
+        progress=progress,
+    )
+    return (
+        evaluate(original.model, model_info=original.info, directory=first, beside=None, resume=resume or started),
+        evaluate(
+            repaired.model,
+            model_info=_info(original, report, directory),
+            directory=directory,
+            beside="repair",
+            resume=resume,
+        ),
     )
 
 

@@ -19,6 +19,7 @@ from classwise.data import ImageSet, ordered
 from classwise.evaluation.batching import BatchLoop
 from classwise.evaluation.inputs import default_batch_size
 from classwise.evaluation.judge import compute_logits
+from classwise.evaluation.runner import EvaluationSettings, run_evaluation
 from classwise.metrics import confusion_matrix
 from classwise.metrics.calibration import expected_calibration_error
 from classwise.metrics.counts import Ints
@@ -34,7 +35,7 @@ _ALARMING = ("warning", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TestResult:
+class ModelResult:
     """The report of one of the two models, and its natural logits (N, K) on the same images."""
 
     report: ClassReport
@@ -47,10 +48,11 @@ class TestResult:
         return self.report.verdicts
 
 
-def natural_logits(
-    model: nn.Module, images: ImageSet, report: ClassReport, batch_size: int | None, progress: Progress
-) -> NDArray[np.float32]:
-    """Return the natural logits (N, K) on the evaluated images."""
+def evaluate_on_test(
+    model: nn.Module, images: ImageSet, settings: EvaluationSettings, *, progress: Progress, **options: Any
+) -> ModelResult:
+    """Evaluate one model, with further ``options`` of ``run_evaluation``, and compute its natural logits."""
+    report = run_evaluation(model, images, settings, progress=progress, **options)
     assert report.verdicts is not None
     index, device = report.verdicts.index, device_of(model)
     logits = np.empty((len(index), len(report.dataset.classes)), dtype=np.float32)
@@ -59,12 +61,12 @@ def natural_logits(
         x = next(ordered(images, index[batch], len(batch), device))[0]
         logits[batch] = compute_logits(model, x).float().cpu().numpy()
 
-    size = batch_size or default_batch_size(images, device)
+    size = settings.batch_size or default_batch_size(images, device)
     BatchLoop(size=size, progress=progress).run("logits", np.ones(len(index), dtype=bool), fill)
-    return logits
+    return ModelResult(report=report, logits=logits)
 
 
-def compare_on_test(before: TestResult, after: TestResult) -> OnTest:
+def compare_on_test(before: ModelResult, after: ModelResult) -> OnTest:
     """Compare the models before and after a repair, class by class, with paired tests."""
     comparison = compare(before.report, after.report, names=["before", "after"])
     key = comparison.strongest
@@ -146,7 +148,7 @@ def _rows(verdicts: Verdicts, label: int | None) -> NDArray[np.bool_]:
     return np.ones(len(verdicts), dtype=bool) if label is None else np.asarray(verdicts.label == label)
 
 
-def _ece(one: TestResult, label: int | None) -> float | None:
+def _ece(one: ModelResult, label: int | None) -> float | None:
     """The calibration error on natural images, in percent."""
     rows = _rows(one.verdicts, label)
     if not rows.any():
@@ -158,7 +160,7 @@ def _ece(one: TestResult, label: int | None) -> float | None:
     return round(100 * expected_calibration_error(confidence, right), 4)
 
 
-def _corrupted(one: TestResult, label: int | None) -> float | None:
+def _corrupted(one: ModelResult, label: int | None) -> float | None:
     """The mean accuracy over all corruptions, in percent."""
     rows = _rows(one.verdicts, label)
     columns: Mapping[str, Any] = one.verdicts.corrupted

@@ -350,7 +350,7 @@ def test_an_evaluation_may_stop_when_the_worst_class_is_known(runs: Path, tmp_pa
     assert "Drawn until the worst class is known to 14.0 points" in out
     code, _, err = invoke("evaluate", *asked, "--until-worst-ci", 0, "--out", tmp_path / "never")
     assert code == 2
-    assert err == "error: until_worst_ci must be between 0 and 50 percentage points, got 0.0\n"
+    assert err == "error: until_worst_ci must be above 0 and below 50 percentage points, got 0.0\n"
 
 
 def test_an_unknown_engine_is_one_line(runs: Path, tmp_path: Path) -> None:

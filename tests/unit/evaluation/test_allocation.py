@@ -52,14 +52,14 @@ def test_first_round_gives_every_class_its_minimum():
     assert next_round([0, 0, 0], [0, 0, 0], [1000, 20, 0], 0.02).tolist() == [50, 20, 0]
 
 
-def test_a_first_round_that_was_cut_short_is_completed_before_anything_else():
+def test_incomplete_first_round_is_completed():
     assert next_round([1, 0, 5], [30, 0, 50], [1000, 1000, 1000], 0.02).tolist() == [20, 50, 0]
 
 
 # Exact cases
 
 
-def test_a_single_class_is_aimed_at_what_wilson_needs():
+def test_single_class_gets_the_examples_that_wilson_needs():
     # One class: both ends are its own. Close to the goal, one round must lead there and not far beyond.
     done, half_width = 1000, 0.025
     further = next_round([300], [done], [UNLIMITED], half_width)[0]
@@ -71,11 +71,11 @@ def test_a_single_class_is_aimed_at_what_wilson_needs():
     assert enough <= done + further <= enough * 1.03
 
 
-def test_a_far_goal_is_approached_by_a_fixed_multiple():
+def test_round_grows_by_at_most_a_fixed_multiple():
     assert next_round([10], [50], [UNLIMITED], 0.001).tolist() == [(GROWTH - 1) * 50]
 
 
-def test_never_a_trickle():
+def test_round_has_a_minimum_size():
     # With 40 of 200, ± 6 points needs only a few examples more; the round is a quarter of what there is.
     low, high = bounds(40, 200, 0.0125)[0], bounds(40, 200, 0.025)[1]
     half_width = (high - low) / 2 - 1e-4
@@ -83,7 +83,7 @@ def test_never_a_trickle():
     assert next_round([40], [200], [210], half_width).tolist() == [10]
 
 
-def test_only_the_contenders_get_more():
+def test_only_contenders_get_more_examples():
     # 10 of 50 and 13 of 50 overlap; 40 of 50 lies clearly above both.
     further = next_round([10, 13, 40], [50, 50, 50], [UNLIMITED] * 3, 0.02)
     assert further[0] > 0
@@ -105,7 +105,7 @@ def test_summary_by_hand():
     assert next_round(survived, done, available, 0.05) is None
 
 
-def test_exhausted_when_the_examples_of_the_worst_class_are_used_up():
+def test_rounds_end_when_all_examples_of_the_worst_class_are_used():
     survived, done, available = [20, 90], [100, 100], [100, 5000]
     assert next_round(survived, done, available, 0.02) is None
     found = summary(survived, done, available, 0.02)
@@ -113,7 +113,7 @@ def test_exhausted_when_the_examples_of_the_worst_class_are_used_up():
     assert found.half_width == pytest.approx((bounds(20, 100, 0.025)[1] - bounds(20, 100, 0.0125)[0]) / 2)
 
 
-def test_what_cannot_be_reached_is_approached_with_what_there_is():
+def test_unreachable_goal_uses_all_available_examples():
     # ± 1 point is out of reach with 300 examples: all of the lowest class are wanted, and of the next only so many
     # as keep its lower bound from deciding.
     further = next_round([40, 70], [200, 200], [300, 300], 0.01)
@@ -126,14 +126,14 @@ def test_what_cannot_be_reached_is_approached_with_what_there_is():
     assert bounds(round(0.24 * (50 + further[1])), int(50 + further[1]), 0.0125)[0] == pytest.approx(lowest, abs=0.005)
 
 
-def test_one_leader_spares_many_rivals():
+def test_one_low_class_saves_examples_of_many_others():
     # Ten classes alike but for one: only the lowest needs its upper bound near, so it gets the most by far.
     further = next_round([99] + [100] * 9, [200] * 10, [UNLIMITED] * 10, 0.04)
     assert further[0] > 2 * further[1]
     assert len(set(further[1:])) == 1
 
 
-def test_a_class_that_never_or_always_holds():
+def test_class_accuracy_of_zero_or_one():
     # None of n held: the interval is [0, z² / (n + z²)].
     z = norm.isf(0.025)
     assert not summary([0], [100], [1000], 0.018).reached
@@ -146,7 +146,7 @@ def test_a_class_that_never_or_always_holds():
 
 
 @pytest.mark.parametrize("available", [[], [0], [0, 0]])
-def test_no_class_has_examples(available):
+def test_no_class_with_examples(available):
     none = [0] * len(available)
     assert next_round(none, none, available, 0.02) is None
     assert summary(none, none, available, 0.02) is None
@@ -156,7 +156,7 @@ def test_no_class_has_examples(available):
 @pytest.mark.parametrize(
     ("counts", "half_width", "message"),
     [
-        (([1], [2], [3]), 2, r"half_width is a share between 0 and 0\.5 \(0\.02 for 2 points\), got 2"),
+        (([1], [2], [3]), 2, r"half_width must be between 0 and 0\.5 \(0\.02 for 2 points\), got 2"),
         (([1], [2], [3]), 0.0, "half_width"),
         (([1], [2], [3]), float("nan"), "half_width"),
         (([0, 3], [2, 2], [3, 3]), 0.02, "class 1: expected 0 <= survived <= done <= available, got 3, 2, 3"),
@@ -165,14 +165,14 @@ def test_no_class_has_examples(available):
         (([0, 1], [2], [3]), 0.02, "three counts for each class"),
     ],
 )
-def test_bad_input_is_named(counts, half_width, message):
+def test_invalid_input_is_refused(counts, half_width, message):
     with pytest.raises(InputError, match=message):
         next_round(*counts, half_width)
     with pytest.raises(InputError, match=message):
         summary(*counts, half_width)
 
 
-def test_no_verdict_before_the_first_round():
+def test_summary_needs_the_first_round():
     with pytest.raises(InputError, match="no example of class 1 has been attacked yet"):
         summary([3, 0], [9, 0], [10, 10], 0.02)
     with pytest.raises(InputError, match="every class"):
@@ -186,7 +186,7 @@ def test_no_verdict_before_the_first_round():
 
 @given(standings(), half_widths)
 @settings(deadline=None)
-def test_a_round_is_possible_and_goes_to_contenders(counts, half_width):
+def test_rounds_are_feasible_and_for_contenders(counts, half_width):
     survived, done, available = counts
     further = next_round(survived, done, available, half_width)
     found = summary(survived, done, available, half_width)
@@ -201,7 +201,7 @@ def test_a_round_is_possible_and_goes_to_contenders(counts, half_width):
 
 @given(standings(least_available=1), half_widths)
 @settings(deadline=None)
-def test_clearly_above_is_what_wilson_says(counts, half_width):
+def test_contenders_follow_wilson_bounds(counts, half_width):
     survived, done, available = counts
     low, high = np.transpose([bounds(int(s), int(n), 0.0125) for s, n in zip(survived, done, strict=True)])
     found = summary(survived, done, available, half_width)
@@ -212,7 +212,7 @@ def test_clearly_above_is_what_wilson_says(counts, half_width):
 
 @given(standings(), half_widths, st.randoms(use_true_random=False))
 @settings(deadline=None)
-def test_the_order_of_the_classes_does_not_matter(counts, half_width, random):
+def test_order_of_classes_has_no_effect(counts, half_width, random):
     order = list(range(len(counts[0])))
     random.shuffle(order)
     further = next_round(*counts, half_width)
@@ -224,7 +224,7 @@ def test_the_order_of_the_classes_does_not_matter(counts, half_width, random):
 
 @given(standings(least_available=1), half_widths)
 @settings(deadline=None)
-def test_classes_without_examples_change_nothing(counts, half_width):
+def test_empty_classes_have_no_effect(counts, half_width):
     more = [np.insert(part, 1, 0) for part in counts]
     further, with_gap = next_round(*counts, half_width), next_round(*more, half_width)
     assert (further is None) == (with_gap is None)
@@ -239,7 +239,7 @@ def test_classes_without_examples_change_nothing(counts, half_width):
     st.integers(0, 2**32 - 1),
 )
 @settings(deadline=None, max_examples=40)
-def test_it_ends_and_says_why(classes, half_width, seed):
+def test_rounds_end_with_a_reason(classes, half_width, seed):
     shares, available = np.array([share for share, _ in classes]), np.array([size for _, size in classes])
     survived, done, rounds = attacked(np.random.default_rng(seed), shares, available, half_width)
     assert rounds <= 60
@@ -299,26 +299,26 @@ def simulated(profile: str, limit: int, half_width: float = 0.02) -> dict[str, n
         ("one clearly worst of 100", 100),
     ],
 )
-def test_the_interval_holds_the_lowest_true_accuracy(profile, limit):
+def test_interval_covers_the_lowest_true_accuracy(profile, limit):
     covered = simulated(profile, limit)["covered"]
     # More misses than this have a chance below 1 in 1000 where 95 % are covered.
     assert (~covered).sum() <= binom.isf(0.001, covered.size, 0.05)
 
 
-def test_the_plain_interval_of_the_lowest_class_does_not():
+def test_plain_interval_of_the_lowest_class_does_not_cover():
     plain = simulated("all equal", 1000)["plain"]
     assert (~plain).sum() > binom.isf(0.001, plain.size, 0.05)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_the_goal_is_met_without_far_overshoot(profile):
+def test_goal_is_reached_with_little_overshoot(profile):
     half_width = simulated(profile, UNLIMITED)["half_width"]
     assert half_width.max() <= 0.02 * (1 + 1e-8)
     assert half_width.mean() >= 0.018
 
 
 @pytest.mark.parametrize(("profile", "saving"), [("as on CIFAR-10", 4), ("one clearly worst of 100", 15)])
-def test_it_saves_most_of_the_examples(profile, saving):
+def test_most_examples_are_saved(profile, saving):
     # Evaluating every class alike to a plain ± 2 points in the worst takes p (1 - p) (1.96 / 0.02)² of each.
     shares = np.array(PROFILES[profile])
     alike = shares.size * 0.2 * 0.8 * (norm.isf(0.025) / 0.02) ** 2
@@ -330,19 +330,19 @@ def test_it_saves_most_of_the_examples(profile, saving):
 # Overall
 
 
-def test_overall_of_one_class_is_wilson():
+def test_overall_of_one_class_is_wilsons_interval():
     low, high = bounds(37, 120, 0.025)
     assert overall([37], [120], [900]) == pytest.approx((37 / 120, low, high), abs=1e-12)
 
 
-def test_overall_of_classes_alike_is_wilson_of_all_examples():
+def test_overall_of_equal_classes_is_wilsons_interval_of_all_examples():
     low, high = bounds(90, 300, 0.025)
     assert overall([30] * 3, [100] * 3, [900] * 3) == pytest.approx((0.3, low, high), abs=1e-12)
     low, high = bounds(0, 300, 0.025)
     assert overall([0] * 3, [100] * 3, [900] * 3) == pytest.approx((0, low, high), abs=1e-12)
 
 
-def test_overall_weighs_classes_by_their_size():
+def test_overall_weights_classes_by_size():
     value, low, high = overall([10, 90], [20, 100], [3000, 1000])
     assert value == pytest.approx(0.75 * 0.5 + 0.25 * 0.9)
     # The ends solve (p - b)² = z² b (1 - b) / n, where n is the binomial sample of the same variance.
@@ -356,13 +356,13 @@ def test_overall_weighs_classes_by_their_size():
 
 @given(standings(least_available=1))
 @settings(deadline=None)
-def test_overall_is_a_share_inside_its_interval(counts):
+def test_overall_is_inside_its_interval(counts):
     value, low, high = overall(*counts)
     assert 0 <= low <= value + 1e-12
     assert value - 1e-12 <= high <= 1
 
 
-def test_overall_has_the_stratified_variance_when_much_is_known():
+def test_overall_has_the_stratified_variance_for_large_samples():
     shares, done, size = np.array([0.2, 0.5, 0.7]), np.array([40_000, 90_000, 10_000]), np.array([1, 2, 5]) * 10**5
     weight = size / size.sum()
     half = norm.isf(0.025) * np.sqrt((weight**2 * shares * (1 - shares) / done).sum())
@@ -380,5 +380,5 @@ def test_overall_covers_after_the_first_round(shares):
     assert missed <= binom.isf(0.001, 1000, 0.05)
 
 
-def test_overall_is_not_for_counts_that_results_have_decided():
+def test_overall_is_biased_for_sizes_that_depend_on_results():
     assert simulated("all equal", UNLIMITED)["average"].mean() < 0.6

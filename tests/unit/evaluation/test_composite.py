@@ -45,7 +45,7 @@ class Ladder(BallAttack):
         raise AssertionError("an evaluation runs the stages itself")
 
 
-def test_stages_work_on_what_the_stages_before_left(model: nn.Module) -> None:
+def test_stages_attack_survivors_of_earlier_stages(model: nn.Module) -> None:
     report = cw.evaluate(model, "digits", attacks=[Ladder()], eps=EPS)
     verdicts = report.verdicts
     first, second = verdicts.stages["Ladder/fgsm"], verdicts.stages["Ladder/pgd"]
@@ -75,7 +75,7 @@ def test_stages_work_on_what_the_stages_before_left(model: nn.Module) -> None:
         assert part.forwards == natural[mine].sum() + 5 * left[mine].sum()
 
 
-def test_a_grid_reports_every_temperature_and_keeps_the_strongest(model: nn.Module) -> None:
+def test_temperature_grid_reports_all_and_the_strongest(model: nn.Module) -> None:
     spec = "temperature-pgd:inv_t=0.01+5+50,steps=3"
     report = cw.evaluate(model, "digits", attacks=[spec, "fgsm"], eps=EPS)
     names = [f"temperature-pgd:inv_t={value}" for value in ("0.01", "5", "50")]
@@ -92,7 +92,7 @@ def test_a_grid_reports_every_temperature_and_keeps_the_strongest(model: nn.Modu
         assert np.array_equal(alone.verdicts.attacks["temperature-pgd"], report.verdicts.attacks[name])
 
 
-def test_a_grid_called_on_a_batch_keeps_the_strongest_for_the_batch(model: nn.Module) -> None:
+def test_temperature_grid_on_a_batch_returns_the_strongest(model: nn.Module) -> None:
     data = load_data("digits", split="test")
     x, y = to_float(data.images[:100]), torch.from_numpy(data.labels[:100])
 
@@ -103,13 +103,13 @@ def test_a_grid_called_on_a_batch_keeps_the_strongest_for_the_batch(model: nn.Mo
     assert survivors((0.01, 5.0, 50.0)) == min(survivors((value,)) for value in (0.01, 5.0, 50.0))
 
 
-def test_an_attack_named_twice_is_refused(model: nn.Module) -> None:
+def test_duplicate_attack_is_refused(model: nn.Module) -> None:
     with pytest.raises(InputError, match="'temperature-pgd:inv_t=5' is given twice"):
         cw.evaluate(model, "digits", attacks=["temperature-pgd:inv_t=5", "temperature-pgd:inv_t=2+5"], eps=EPS)
 
 
 @pytest.mark.parametrize("stop", [100, 800, 1500, 2200])
-def test_interrupted_anywhere_it_resumes_to_the_same_table(
+def test_resumed_verdicts_equal_uninterrupted_ones(
     model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, stop_after: Callable[[int], Progress]
 ) -> None:
     monkeypatch.setattr("classwise.evaluation.batching.SAVE_SECONDS", 0.0)
@@ -129,7 +129,7 @@ def test_interrupted_anywhere_it_resumes_to_the_same_table(
     assert cw.load_report(tmp_path / "cut").verdicts == whole.verdicts
 
 
-def test_corruptions_are_counted_apart_from_the_attacks(model: nn.Module) -> None:
+def test_corruptions_do_not_count_in_the_worst_case(model: nn.Module) -> None:
     asked = ["fgsm:step_size=0.02", "corruptions:kind=brightness+gaussian-noise+defocus-blur,severity=1+5"]
     report = cw.evaluate(model, "digits", attacks=asked, eps=EPS)
     assert list(report.results) == ["natural", "fgsm", "worst-case"]
@@ -150,7 +150,7 @@ def test_corruptions_are_counted_apart_from_the_attacks(model: nn.Module) -> Non
         assert value == pytest.approx(np.mean(members), abs=1e-3)
 
 
-def test_corrupted_verdicts_are_those_of_the_corrupted_images(model: nn.Module) -> None:
+def test_corrupted_verdicts_are_predictions_on_corrupted_images(model: nn.Module) -> None:
     from classwise.corruptions import Corruption
 
     data = load_data("digits", split="test")
@@ -161,7 +161,7 @@ def test_corrupted_verdicts_are_those_of_the_corrupted_images(model: nn.Module) 
     assert list(report.results) == ["natural"]
 
 
-def test_a_class_that_is_the_target_is_said_to_be_left_alone(model: nn.Module) -> None:
+def test_class_that_is_not_attacked_is_a_finding(model: nn.Module) -> None:
     report = cw.evaluate(model, "digits", attacks=["pgd:steps=2,target=3", "fgsm"], eps=EPS, per_class=10)
     (finding,) = [one for one in report.sanity.findings if one.code == "left-alone"]
     assert (finding.severity, finding.labels) == ("info", [3])
@@ -170,7 +170,7 @@ def test_a_class_that_is_the_target_is_said_to_be_left_alone(model: nn.Module) -
     assert report.attacks["pgd"].by_class[3].forwards == 0
 
 
-def test_a_model_that_stumbles_over_a_probe_keeps_its_verdicts(model: nn.Module) -> None:
+def test_verdicts_remain_if_a_probe_fails(model: nn.Module) -> None:
     class Fragile(nn.Module):
         """Fails on images that are far from any it was made for."""
 
@@ -188,4 +188,4 @@ def test_a_model_that_stumbles_over_a_probe_keeps_its_verdicts(model: nn.Module)
     assert report.verdicts == cw.evaluate(model, "digits", **settings).verdicts
     (finding,) = [one for one in report.sanity.findings if one.code == "not-probed"]
     assert finding.severity == "warning"
-    assert finding.text.endswith("the model fails under the probes for sanity: ValueError: too bright")
+    assert finding.text.endswith("the model fails under the probes: ValueError: too bright")

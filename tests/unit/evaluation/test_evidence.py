@@ -45,7 +45,7 @@ def pixels(png: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(png))))
 
 
-def test_broken_images_of_the_weakest_class_are_kept_with_what_was_done_to_them(tmp_path: Path) -> None:
+def test_report_shows_broken_images_of_the_worst_class(tmp_path: Path) -> None:
     report = cw.evaluate(Brightness(), bright_and_dark(), attacks=["pgd:steps=5"], eps=0.1, out=tmp_path / "run")
     shown = report.examples
     assert shown is not None
@@ -62,7 +62,7 @@ def test_broken_images_of_the_weakest_class_are_kept_with_what_was_done_to_them(
     assert read_json(tmp_path / "run/examples.json")["schema"] == "classwise/examples/1"
 
 
-def test_they_fall_to_the_attack_that_first_broke_them() -> None:
+def test_examples_name_the_attack_that_broke_them_first() -> None:
     """Also by a stage of a cascade: what a weak attack leaves is broken by the next."""
     levels = torch.tensor([0.1, 0.1, 0.52, 0.58, 0.53, 0.57, 0.9])
     x, y = levels[:, None, None, None].expand(7, 3, 4, 4).contiguous(), (levels > 0.5).long()
@@ -75,7 +75,7 @@ def test_they_fall_to_the_attack_that_first_broke_them() -> None:
     assert all(report.verdicts.broken_by[index] == attack for index, (attack, _) in found.items())
 
 
-def test_nothing_broken_is_nothing_shown(tmp_path: Path) -> None:
+def test_no_examples_if_nothing_is_broken(tmp_path: Path) -> None:
     x, y = bright_and_dark()
     report = cw.evaluate(Brightness(), (x[:5], y[:5]), attacks=["pgd:steps=2"], eps=0.01, classes=["a", "b"])
     assert report.examples is None
@@ -83,14 +83,14 @@ def test_nothing_broken_is_nothing_shown(tmp_path: Path) -> None:
     assert not (tmp_path / "run/examples.json").exists()
 
 
-def test_large_images_are_drawn_small() -> None:
+def test_large_images_are_scaled_down() -> None:
     x = torch.tensor([0.51, 0.1])[:, None, None, None].expand(2, 3, 400, 300).contiguous()
     report = cw.evaluate(Brightness(), (x, torch.tensor([1, 0])), attacks=["fgsm"], eps=0.1)
     assert report.examples is not None
     assert pixels(report.examples.examples[0].natural_png).shape == (160, 120, 3)
 
 
-def test_a_gallery_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_damaged_examples_file_is_refused(tmp_path: Path) -> None:
     cw.evaluate(Brightness(), bright_and_dark(), attacks=["fgsm"], eps=0.1, out=tmp_path / "run")
     write_json(tmp_path / "run/examples.json", {"class": 3})
     with pytest.raises(InputError, match=r"examples\.json is not a gallery"):

@@ -1,4 +1,4 @@
-"""The cascade ``fast``: as strong as AutoAttack, whoever it attacks, and AutoAttack itself where there is doubt."""
+"""The attack ``fast``: its cascade, audit and fallback; memory; adaptive evaluation."""
 
 # N examples
 
@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_it_is_as_strong_as_autoattack_class_by_class(run: Path) -> None:
+def test_survivors_per_class_match_autoattack(run: Path) -> None:
     report = cw.evaluate(
         run, "digits", attacks=["fast:steps=30,queries=200", "autoattack:steps=30,queries=200"], eps=EPS, per_class=20
     )
@@ -56,7 +56,7 @@ def test_it_is_as_strong_as_autoattack_class_by_class(run: Path) -> None:
     assert fast.sum() <= full.sum() + 1
 
 
-def test_every_stage_says_whom_it_attacked(run: Path) -> None:
+def test_every_stage_reports_its_examples(run: Path) -> None:
     report = cw.evaluate(run, "digits", attacks=[f"fast:{SHORT}"], eps=EPS)
     info, verdicts = report.attacks["fast"], report.verdicts
     assert verdicts is not None
@@ -81,7 +81,7 @@ def test_every_stage_says_whom_it_attacked(run: Path) -> None:
         assert np.array_equal(np.isfinite(verdicts.margins[f"fast/{name}"]), verdicts.forwards[f"fast/{name}"] > 0)
 
 
-def test_exhaustive_attacks_all_that_is_left(run: Path) -> None:
+def test_exhaustive_attacks_all_survivors(run: Path) -> None:
     report = cw.evaluate(run, "digits", attacks=[f"fast:{SHORT}"], eps=EPS, per_class=10, exhaustive=True)
     stages = {stage.name: stage for stage in report.attacks["fast"].stages}
     assert report.attacks["fast"].audit is None
@@ -110,7 +110,7 @@ class Rounded(nn.Module):
 
 
 @pytest.mark.parametrize("what", ["input", "output"])
-def test_on_a_masked_model_it_is_the_whole_ensemble(run: Path, what: str) -> None:
+def test_masked_gradients_trigger_the_fallback(run: Path, what: str) -> None:
     masked = Rounded(load_model(str(run)), what).eval()
     report = cw.evaluate(masked, "digits", attacks=[f"fast:{SHORT}", f"autoattack:{SHORT}"], eps=EPS, per_class=8)
     audit, verdicts = report.attacks["fast"].audit, report.verdicts
@@ -125,7 +125,7 @@ def test_on_a_masked_model_it_is_the_whole_ensemble(run: Path, what: str) -> Non
     assert stages["ensemble-square"].broke + stages["audit-square"].broke > 0
 
 
-def test_random_answers_are_reason_to_doubt(run: Path) -> None:
+def test_random_outputs_trigger_the_fallback(run: Path) -> None:
     torch.manual_seed(0)
     model = Rounded(load_model(str(run)), "answers").eval()
     report = cw.evaluate(model, "digits", attacks=["fast:steps=5,queries=20"], eps=EPS, per_class=4)
@@ -147,7 +147,9 @@ def whole(run: Path) -> cw.ClassReport:
 
 @pytest.mark.parametrize("batch_size", [9, 64])
 @pytest.mark.parametrize("engine", ["eager", "auto"])
-def test_batches_and_engines_do_not_matter(run: Path, whole: cw.ClassReport, batch_size: int, engine: str) -> None:
+def test_batch_size_and_engine_change_no_verdict(
+    run: Path, whole: cw.ClassReport, batch_size: int, engine: str
+) -> None:
     again = cw.evaluate(
         run,
         "digits",
@@ -168,7 +170,7 @@ def test_batches_and_engines_do_not_matter(run: Path, whole: cw.ClassReport, bat
 
 
 @pytest.mark.parametrize("after", [150, 420])
-def test_an_interrupted_cascade_goes_on(
+def test_interrupted_cascade_resumes(
     run: Path, whole: cw.ClassReport, tmp_path: Path, after: int, stop_after: Callable[[int], Progress]
 ) -> None:
     settings: dict[str, Any] = {"attacks": [f"fast:{SHORT}", "pgd:restarts=2"], "eps": EPS, "per_class": 12}
@@ -183,9 +185,10 @@ def test_an_interrupted_cascade_goes_on(
     assert [stage.attacked for stage in report.attacks["fast"].stages] == [
         stage.attacked for stage in whole.attacks["fast"].stages
     ]
+    assert cw.evaluate(run, "digits", **settings, resume=True).attacks["fast"].audit == whole.attacks["fast"].audit
 
 
-def test_a_lying_twin_invents_no_break(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_optimized_copy_gives_no_false_adversarial_example(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever an attack searched, the verdict is what the model says of the images, checked here once more."""
     model = load_model(str(run))
 
@@ -222,7 +225,7 @@ def test_a_lying_twin_invents_no_break(run: Path, monkeypatch: pytest.MonkeyPatc
 # Which examples.
 
 
-def test_the_nearest_are_those_of_the_largest_margins() -> None:
+def test_near_misses_have_the_largest_margins() -> None:
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(4), 100)
     margins = rng.normal(size=400).astype(np.float32) - 5
@@ -238,7 +241,7 @@ def test_the_nearest_are_those_of_the_largest_margins() -> None:
         assert set(np.flatnonzero(chosen & (labels == label))) == set(best[:taken])
 
 
-def test_a_sample_is_balanced_and_drawn_by_the_seed() -> None:
+def test_audit_sample_is_balanced_and_seeded() -> None:
     labels = np.repeat(np.arange(10), 600)
     margins = np.linspace(-3, -1, 6000).astype(np.float32)
     left = np.ones(6000, dtype=bool)
@@ -262,7 +265,7 @@ def test_a_sample_is_balanced_and_drawn_by_the_seed() -> None:
     assert at_random.sum() == 8
 
 
-def test_nothing_in_a_sample_leaves_room_for_a_share() -> None:
+def test_upper_bound_of_the_audit() -> None:
     n = 50
     bound = at_most(0, n)
     assert bound is not None
@@ -271,7 +274,7 @@ def test_nothing_in_a_sample_leaves_room_for_a_share() -> None:
     assert at_most(0, 0) is None
 
 
-def test_the_ensemble_is_that_of_autoattack() -> None:
+def test_fallback_is_autoattack() -> None:
     fast, whole = Fast(eps=EPS, norm="Linf"), AutoAttack(eps=EPS, norm="Linf")
     stages = fast.stages(10)
     for prefix in ("audit-", "ensemble-"):
@@ -283,7 +286,7 @@ def test_the_ensemble_is_that_of_autoattack() -> None:
 # Memory.
 
 
-def test_batches_shrink_to_what_memory_holds(run: Path) -> None:
+def test_batch_size_shrinks_to_fit_memory(run: Path) -> None:
     inner = load_model(str(run))
 
     class Small(nn.Module):
@@ -309,6 +312,25 @@ def test_batches_shrink_to_what_memory_holds(run: Path) -> None:
     assert not any(finding.code == "out-of-memory" for finding in plain.sanity.findings)
 
 
+def test_probes_shrink_to_fit_memory(run: Path) -> None:
+    """Where forward passes fit and gradients do not."""
+    inner = load_model(str(run))
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 6 and torch.is_grad_enabled():
+                raise torch.OutOfMemoryError("no memory for this")
+            return self.inner(x)
+
+    report = cw.evaluate(Small(), "digits", attacks=["fgsm"], eps=EPS, per_class=3, engine="eager")
+    assert report.sanity.probes is not None
+    assert "not-probed" not in [finding.code for finding in report.sanity.findings]
+
+
 def with_much_and_with_little(engine: str) -> tuple[cw.ClassReport, cw.ClassReport]:
     """Two evaluations of one model: the GPU's memory is all theirs, and half a GiB of it."""
     torch.manual_seed(0)
@@ -325,7 +347,7 @@ def with_much_and_with_little(engine: str) -> tuple[cw.ClassReport, cw.ClassRepo
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, whose allocator can be kept short")
 @pytest.mark.parametrize("engine", ["eager", "auto"])
-def test_batches_shrink_to_what_a_gpu_holds(engine: str) -> None:
+def test_batch_size_shrinks_to_fit_gpu_memory(engine: str) -> None:
     """Where the allocator itself has no more to give. In a process of its own: what other tests left would be room."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         plain, report = alone.submit(with_much_and_with_little, engine).result()
@@ -339,7 +361,7 @@ def test_batches_shrink_to_what_a_gpu_holds(engine: str) -> None:
     assert same.mean() > 0.98  # other batches, other kernels, other rounding
 
 
-def test_an_evaluation_leaves_nothing_behind(run: Path) -> None:
+def test_evaluation_releases_its_objects(run: Path) -> None:
     """Not even until rubbish is collected: a twin may hold a gigabyte of a GPU."""
     model = load_model(str(run))
     gc.collect()
@@ -352,7 +374,7 @@ def test_an_evaluation_leaves_nothing_behind(run: Path) -> None:
     assert not left
 
 
-def test_no_memory_for_one_image_is_one_line() -> None:
+def test_out_of_memory_at_batch_size_one_is_refused() -> None:
     class Huge(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -371,7 +393,7 @@ def test_no_memory_for_one_image_is_one_line() -> None:
 # Only until the worst class is known.
 
 
-def test_examples_go_where_the_worst_class_is_decided(run: Path, tmp_path: Path) -> None:
+def test_adaptive_evaluation_attacks_contenders(run: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"attacks": ["pgd:steps=5"], "eps": EPS}
     report = cw.evaluate(run, "digits", **settings, until_worst_ci=13, out=tmp_path / "out")
     whole = cw.evaluate(run, "digits", **settings)
@@ -397,7 +419,7 @@ def test_examples_go_where_the_worst_class_is_decided(run: Path, tmp_path: Path)
     assert saved.verdicts == verdicts
 
 
-def test_a_goal_out_of_reach_uses_every_example_of_the_contenders(run: Path) -> None:
+def test_unreachable_goal_uses_all_examples_of_contenders(run: Path) -> None:
     report = cw.evaluate(run, "digits", attacks=["pgd:steps=2"], eps=EPS, until_worst_ci=0.5)
     found = report.allocation
     assert found is not None
@@ -406,6 +428,6 @@ def test_a_goal_out_of_reach_uses_every_example_of_the_contenders(run: Path) -> 
 
 
 @pytest.mark.parametrize("points", [0, -1, 50])
-def test_an_impossible_goal_is_one_line(run: Path, points: float) -> None:
-    with pytest.raises(InputError, match="until_worst_ci must be between 0 and 50 percentage points"):
+def test_invalid_goal_is_refused(run: Path, points: float) -> None:
+    with pytest.raises(InputError, match="until_worst_ci must be above 0 and below 50 percentage points"):
         cw.evaluate(run, "digits", attacks=["pgd"], eps=EPS, until_worst_ci=points)

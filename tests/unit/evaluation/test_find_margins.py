@@ -88,7 +88,7 @@ def wrong(margins: Margins) -> np.ndarray:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_linear_models_exactly(norm: Norm) -> None:
+def test_margins_of_linear_models_are_exact(norm: Norm) -> None:
     model, images, threat = linear(), noise(60), Threat.parse(RADII[norm], norm)
     assert (images.images - threat.eps * (norm == "Linf") > 0).all()
     found = find_margins(model, images, whole(images), threat)
@@ -101,7 +101,7 @@ def test_linear_models_exactly(norm: Norm) -> None:
     assert found.info["targets"] == 6
 
 
-def test_pixels_at_the_edge_of_the_box() -> None:
+def test_pixels_at_the_bounds_of_the_box() -> None:
     """The ball is cut by the box: the exact margin adds up what each pixel can still move."""
     images, eps = noise(40, low=0.0, high=1.0), 0.3
     model = linear()
@@ -141,7 +141,7 @@ class Folded(nn.Module):
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(("pixels", "points"), [(2, 201), (3, 51)])
-def test_small_networks_against_a_grid_of_the_ball(norm: Norm, pixels: int, points: int) -> None:
+def test_margins_of_small_networks_match_a_grid_search(norm: Norm, pixels: int, points: int) -> None:
     """Never below the minimum; and within 1% of the range in the ball for 9 of 10, on networks with random weights.
 
     These are full of folds, and gradients that do not see the lowest valley miss it.
@@ -182,7 +182,7 @@ def shares(kept: np.ndarray, label: np.ndarray, num_classes: int) -> list[float]
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_class_biases_move_the_accuracy_of_linear_models_as_predicted(norm: Norm) -> None:
+def test_margins_predict_the_effect_of_class_biases(norm: Norm) -> None:
     """For several random biases: by closed form, and by an attack on the model that has them in its last layer."""
     model, num_classes = linear(num_classes=4), 4
     images = labelled_by(model, noise(160, num_classes=4, low=0.2, high=0.8))
@@ -228,7 +228,7 @@ def test_fewer_targets_give_upper_bounds() -> None:
     assert (few.attacked > every.attacked + 0.01)[columns & ~likeliest].any()
 
 
-def test_the_audit_of_fewer_targets() -> None:
+def test_audit_of_fewer_targets() -> None:
     """It counts the images that one target leaves robust and another class breaks; fewer than 64 are all audited.
 
     The logit of class 6 moves the most, and is often not the second largest.
@@ -250,7 +250,7 @@ def test_the_audit_of_fewer_targets() -> None:
     assert "audit" not in find_margins(model, images, whole(images), threat).info
 
 
-def test_targets_of_many_classes() -> None:
+def test_number_of_targets_for_many_classes() -> None:
     assert MarginSettings().chosen(4) == 3
     assert MarginSettings().chosen(MOST_TARGETS + 1) == MOST_TARGETS
     assert MarginSettings().chosen(200) == MOST_TARGETS
@@ -288,14 +288,14 @@ def same(first: Margins, second: Margins) -> bool:
     )
 
 
-def test_the_batch_size_does_not_change_the_table(net: nn.Module, images: ImageSet) -> None:
+def test_batch_size_does_not_change_margins(net: nn.Module, images: ImageSet) -> None:
     first = search(net, images, batch_size=5)
     assert same(first, search(net, images, batch_size=48))
     assert same(first, search(net, images))
     assert not same(first, search(net, images, settings=MarginSettings(steps=4, more_steps=6, seed=1)))
 
 
-def test_any_examples_in_any_order(net: nn.Module, images: ImageSet) -> None:
+def test_order_of_examples_does_not_change_margins(net: nn.Module, images: ImageSet) -> None:
     """Noise belongs to an image: a part of the images has its part of the table."""
     rows = np.array([30, 4, 17])
     assert same(search(net, images, index=rows), search(net, images).take(rows))
@@ -329,7 +329,7 @@ def test_an_interrupted_search_continues(
     assert again.left == []
 
 
-def test_an_interrupted_audit_is_made_up_for(
+def test_interrupted_audit_is_repeated(
     net: nn.Module, images: ImageSet, tmp_path: Path, stop_after: Callable[[int], Progress]
 ) -> None:
     file, few = tmp_path / "margins.parquet", MarginSettings(steps=4, more_steps=6, targets=2)
@@ -347,16 +347,14 @@ def test_an_interrupted_audit_is_made_up_for(
     assert ended.info["audit"]["images"] > 0
 
 
-def test_a_table_that_is_kept_has_half_precision_whether_computed_or_read(
-    net: nn.Module, images: ImageSet, tmp_path: Path
-) -> None:
+def test_saved_table_has_half_precision(net: nn.Module, images: ImageSet, tmp_path: Path) -> None:
     kept, plain = search(net, images, file=tmp_path / "m.parquet"), search(net, images)
     np.testing.assert_array_equal(kept.attacked, plain.attacked.astype(np.float16).astype(np.float32))
     assert kept.info == plain.info
 
 
 @pytest.mark.parametrize("change", ["weights", "eps", "norm", "targets", "steps", "seed", "images", "examples"])
-def test_the_table_of_another_search_is_replaced(net: nn.Module, images: ImageSet, change: str, tmp_path: Path) -> None:
+def test_table_of_another_search_is_replaced(net: nn.Module, images: ImageSet, change: str, tmp_path: Path) -> None:
     file = tmp_path / "margins.parquet"
     search(net, images, file=file)
     model, given = net, {}
@@ -383,7 +381,7 @@ def test_the_table_of_another_search_is_replaced(net: nn.Module, images: ImageSe
     assert same(found, search(model, images, file=tmp_path / "new.parquet", **given))
 
 
-def test_a_known_table_is_taken_over(
+def test_known_table_is_reused(
     net: nn.Module, images: ImageSet, tmp_path: Path, stop_after: Callable[[int], Progress]
 ) -> None:
     known, file = tmp_path / "known.parquet", tmp_path / "own.parquet"
@@ -406,7 +404,7 @@ def test_a_known_table_is_taken_over(
     assert known.read_bytes() == before
 
 
-def test_of_two_unfinished_tables_the_fuller_one_is_completed(
+def test_more_complete_of_two_tables_is_continued(
     net: nn.Module, images: ImageSet, tmp_path: Path, stop_after: Callable[[int], Progress]
 ) -> None:
     known, file = tmp_path / "known.parquet", tmp_path / "own.parquet"
@@ -494,7 +492,7 @@ def test_models_and_data_of_different_classes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("most", [10, 15])
-def test_smaller_batches_where_memory_runs_out(net: nn.Module, images: ImageSet, most: int) -> None:
+def test_batch_size_shrinks_to_fit_memory(net: nn.Module, images: ImageSet, most: int) -> None:
     model, few = Small(net, most), MarginSettings(steps=4, more_steps=6, targets=2)
     found = search(model, images, batch_size=32, settings=few, threat=Threat.parse("0.001"))
     expected = search(net, images, settings=few, threat=Threat.parse("0.001"))
@@ -503,7 +501,7 @@ def test_smaller_batches_where_memory_runs_out(net: nn.Module, images: ImageSet,
     assert max(model.sizes) <= most
 
 
-def test_no_memory_for_one_image(net: nn.Module, images: ImageSet) -> None:
+def test_out_of_memory_at_batch_size_one_is_refused(net: nn.Module, images: ImageSet) -> None:
     class Full(Small):
         """Memory for images as they are, and none for attacked ones."""
 
@@ -517,7 +515,7 @@ def test_no_memory_for_one_image(net: nn.Module, images: ImageSet) -> None:
     assert said == "margins of noise/test: out of memory at batch size 1"
 
 
-def test_the_model_is_left_as_it_is(images: ImageSet) -> None:
+def test_model_is_not_changed(images: ImageSet) -> None:
     model = DigitsCNN(num_classes=5).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""Evaluation: true verdicts, resumed verdicts, anybody's model and data, and no invented breaks."""
+"""Evaluation from a model and data to verdicts and a report; resuming; invalid input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_model_judges_a_large_batch_in_pieces() -> None:
+def test_large_batches_are_judged_in_parts() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).double()
     sizes: list[int] = []
     model.register_forward_hook(lambda _, inputs, __: sizes.append(len(inputs[0])))
@@ -89,7 +89,7 @@ def test_batch_size_does_not_change_verdicts(model: nn.Module) -> None:
     assert np.array_equal(tables[0].attacks["pgd"], tables[1].attacks["pgd"])
 
 
-def test_other_seeds_give_other_starts(model: nn.Module) -> None:
+def test_seed_changes_random_starts(model: nn.Module) -> None:
     tables = [
         cw.evaluate(model, "digits", attacks=["pgd:steps=1,step_size=0.001"], eps=0.3, seed=seed).verdicts
         for seed in (0, 0, 1)
@@ -159,12 +159,12 @@ class Outside:
         return torch.where(torch.arange(len(x))[:, None, None, None] % 2 == 0, 1 - x, x * torch.nan)
 
 
-def test_projection_keeps_a_cheating_attack_in_the_ball(model: nn.Module) -> None:
+def test_results_are_projected_into_the_ball(model: nn.Module) -> None:
     x, y = pixels()
     assert (Cheat(eps=EPS)(model, x, y) - x).abs().max() <= EPS + 1e-6
 
 
-def test_a_break_outside_the_ball_never_counts(model: nn.Module) -> None:
+def test_results_outside_the_ball_are_rejected(model: nn.Module) -> None:
     report = cw.evaluate(model, "digits", attacks=[Outside()], eps=EPS)  # type: ignore[list-item]
     assert report["Outside"].overall == report["natural"].overall
     assert report.attacks["Outside"].rejected == report.attacks["Outside"].attacked > 600
@@ -216,7 +216,7 @@ def test_killed_command_resumes_to_the_same_verdicts(run: Path, tmp_path: Path) 
     assert np.array_equal(one.attacks["pgd"], two.attacks["pgd"])
 
 
-def test_per_class_takes_the_first_of_each_class_and_keeps_the_indices(model: nn.Module, tmp_path: Path) -> None:
+def test_per_class_takes_the_first_examples_of_each_class(model: nn.Module, tmp_path: Path) -> None:
     report = cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=5, out=tmp_path / "out")
     labels = load_data("digits", split="test").labels
     expected = sorted(index for k in range(10) for index in np.flatnonzero(labels == k)[:5])
@@ -233,7 +233,7 @@ def test_absent_class_is_null(model: nn.Module, tmp_path: Path) -> None:
     assert report.worst.label != 3
 
 
-def test_model_keeps_its_mode_and_place(model: nn.Module) -> None:
+def test_model_keeps_its_mode(model: nn.Module) -> None:
     model.train()
     cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=2)
     assert model.training
@@ -267,14 +267,14 @@ def test_eps_is_one_number(model: nn.Module) -> None:
         (lambda x, y: (x, y[:5]), "labels"),
     ],
 )
-def test_bad_data_is_one_clear_line(model: nn.Module, change: object, message: str) -> None:
+def test_invalid_data_is_refused(model: nn.Module, change: object, message: str) -> None:
     with pytest.raises(InputError) as caught:
         cw.evaluate(model, change(*pixels()), attacks=["fgsm"], eps=EPS)  # type: ignore[operator]
     assert message.lower() in str(caught.value).lower()
     assert "\n" not in str(caught.value)
 
 
-def test_other_faults_of_a_model(model: nn.Module) -> None:
+def test_invalid_models_and_attacks_are_refused(model: nn.Module) -> None:
     class Hollow(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.flatten(1)[:, :10] * torch.nan
@@ -292,14 +292,14 @@ def test_other_faults_of_a_model(model: nn.Module) -> None:
         cw.evaluate(model, "digits", attacks=["fgsm", "fgsm"], eps=EPS)
 
 
-def test_a_model_of_one_output() -> None:
+def test_model_with_one_output_is_refused() -> None:
     """As a binary classifier with a sigmoid has it: there is no other logit to raise."""
     one, y = nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), torch.zeros(6, dtype=torch.int64)
     with pytest.raises(InputError, match="the model has one output"):
         cw.evaluate(one, (torch.rand(6, 1, 8, 8), y), attacks=["fgsm"], eps=EPS)
 
 
-def test_a_directory_of_another_run_is_left_alone(model: nn.Module, tmp_path: Path) -> None:
+def test_directory_of_another_run_is_not_overwritten(model: nn.Module, tmp_path: Path) -> None:
     out = tmp_path / "out"
     cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=2, out=out)
     before = (out / "report.json").read_bytes()
@@ -314,7 +314,7 @@ def test_a_directory_of_another_run_is_left_alone(model: nn.Module, tmp_path: Pa
     assert (out / "report.json").read_bytes() == before
 
 
-def test_evaluating_on_the_training_images_is_called_out(run: Path) -> None:
+def test_training_images_are_an_error_finding(run: Path) -> None:
     settings = {"attacks": ["fgsm"], "eps": EPS, "per_class": 2}
     found = cw.evaluate(str(run), "digits", split="train", **settings).sanity.findings
     assert [finding.severity for finding in found] == ["error"]
@@ -322,7 +322,7 @@ def test_evaluating_on_the_training_images_is_called_out(run: Path) -> None:
     assert not cw.evaluate(str(run), "digits", **settings).sanity.findings
 
 
-def test_interruption_saves_what_is_decided(
+def test_interrupted_evaluation_saves_verdicts(
     model: nn.Module, tmp_path: Path, stop_after: Callable[[int], Progress]
 ) -> None:
     """Also between the regular savings."""
@@ -333,7 +333,7 @@ def test_interruption_saves_what_is_decided(
     assert 100 < (partial.attacks["fgsm"] != -1).sum() < 500
 
 
-def test_a_given_batch_size_is_checked_and_none_fits_the_images(model: nn.Module) -> None:
+def test_default_batch_size_depends_on_image_size(model: nn.Module) -> None:
     from classwise.evaluation.inputs import default_batch_size
 
     small = load_data("digits", split="test")
@@ -343,7 +343,7 @@ def test_a_given_batch_size_is_checked_and_none_fits_the_images(model: nn.Module
     assert default_batch_size(large, torch.device("cuda")) == 1497
 
 
-def test_verdicts_are_reached_in_plain_float32(model: nn.Module) -> None:
+def test_verdicts_use_float32_without_autocast(model: nn.Module) -> None:
     """Whatever the caller's autocast; and it is given back."""
     seen = []
 
@@ -380,7 +380,7 @@ def test_a_directory_holds_one_model(run: Path, model: nn.Module, tmp_path: Path
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_tf32_is_off_on_a_gpu_and_given_back() -> None:
+def test_tf32_is_disabled_and_restored() -> None:
     from classwise.core.model_calls import _tf32_switches, exact
 
     def settings() -> list[object]:
@@ -393,7 +393,7 @@ def test_tf32_is_off_on_a_gpu_and_given_back() -> None:
     torch.get_float32_matmul_precision()  # raises where older and newer flags were mixed
 
 
-def test_models_of_the_same_weights_are_not_mixed_up(tmp_path: Path) -> None:
+def test_models_of_equal_weights_have_different_fingerprints(tmp_path: Path) -> None:
     class Scaled(nn.Module):
         def __init__(self, factor: float) -> None:
             super().__init__()
@@ -416,7 +416,7 @@ def test_images_that_differ_are_not_paired(model: nn.Module) -> None:
     assert not cw.compare(one, other).paired
 
 
-def test_an_attack_that_fails_is_no_evidence(model: nn.Module) -> None:
+def test_masked_gradients_are_a_warning(model: nn.Module) -> None:
     class Masked(nn.Module):
         """Right answers, and a gradient that is NaN everywhere."""
 
@@ -444,7 +444,7 @@ def test_an_attack_that_fails_is_no_evidence(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     "fault", [KeyError("layer7"), IndexError("3"), AssertionError(), ValueError(), RuntimeError("a\nb")], ids=repr
 )
-def test_whatever_a_model_raises_is_one_line(fault: Exception) -> None:
+def test_any_exception_of_a_model_is_a_one_line_error(fault: Exception) -> None:
     class Faulty(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             raise fault
@@ -454,7 +454,7 @@ def test_whatever_a_model_raises_is_one_line(fault: Exception) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_buffers_that_a_model_changes_are_given_back(model: nn.Module) -> None:
+def test_buffers_are_restored(model: nn.Module) -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -470,7 +470,7 @@ def test_buffers_that_a_model_changes_are_given_back(model: nn.Module) -> None:
     assert counting.calls == 0
 
 
-def test_a_model_that_is_always_wrong(model: nn.Module) -> None:
+def test_model_without_correct_predictions(model: nn.Module) -> None:
     """Nothing is left to attack, and nothing breaks."""
     x, _ = pixels()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The probes and the findings: masked models are called out, in the classes that are masked; honest ones are not."""
+"""Trust checks: probes, and findings for models with masked gradients and for models without."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Around(nn.Module):
 
 @pytest.mark.parametrize(("eps", "norm"), [("0.1", "Linf"), ("0.2", "Linf"), ("0.6", "L2")])
 @pytest.mark.parametrize("name", ["standard", "madry"])
-def test_honest_models_are_not_accused(models: dict[str, nn.Module], name: str, eps: str, norm: str) -> None:
+def test_no_warnings_for_models_without_masking(models: dict[str, nn.Module], name: str, eps: str, norm: str) -> None:
     probes = probe(models[name], eps, norm)
     assert findings(probes).keys() <= {"smooth-output"}  # advice on the attack, which says nothing against the model
     losses = [part.log_odds for part in probes.steps]
@@ -94,7 +94,7 @@ def test_honest_models_are_not_accused(models: dict[str, nn.Module], name: str, 
     assert [part.label for part in probes.by_class] == list(range(10))
 
 
-def test_double_precision_sees_the_same(models: dict[str, nn.Module]) -> None:
+def test_double_precision_gives_the_same_probes(models: dict[str, nn.Module]) -> None:
     exact, usual = probe(deepcopy(models["madry"]).double()), probe(models["madry"])
     assert exact.by_class == usual.by_class
     assert exact.rounding < 1e-9 < usual.rounding
@@ -102,7 +102,7 @@ def test_double_precision_sees_the_same(models: dict[str, nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("name", ["trades", "wat"])
-def test_honest_cifar_models_are_not_accused(name: str, real_data: Path, real_checkpoints: Path) -> None:
+def test_no_findings_for_cifar_models(name: str, real_data: Path, real_checkpoints: Path) -> None:
     model = load_model("resnet18", weights=real_checkpoints / f"cifar10_resnet18_{name}.safetensors")
     data = load_data("cifar10", split="test")
     x, y, index = next(ordered(data, np.arange(60), 60))
@@ -175,7 +175,7 @@ PLANTED: dict[str, tuple[Callable[[nn.Module], nn.Module], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_planted_models_are_called_out(models: dict[str, nn.Module], name: str) -> None:
+def test_planted_defects_are_found(models: dict[str, nn.Module], name: str) -> None:
     plant, expected = PLANTED[name]
     found = {code: finding.severity for code, finding in findings(probe(plant(models["standard"]))).items()}
     assert expected.items() <= found.items()
@@ -183,7 +183,7 @@ def test_planted_models_are_called_out(models: dict[str, nn.Module], name: str) 
         assert found == expected
 
 
-def test_log_probabilities_and_straight_through_rounding_hide_nothing(models: dict[str, nn.Module]) -> None:
+def test_log_probabilities_and_straight_through_rounding(models: dict[str, nn.Module]) -> None:
     """The first is as good as logits; the second is told, because its gradient is not the model's own."""
     model = models["standard"]
     assert findings(probe(Around(model, after=lambda z: z.log_softmax(1)))) == {}
@@ -192,7 +192,7 @@ def test_log_probabilities_and_straight_through_rounding_hide_nothing(models: di
 
 
 @pytest.mark.parametrize("how", ["no gradient", "shattered"])
-def test_masked_classes_are_the_ones_named(models: dict[str, nn.Module], how: str) -> None:
+def test_findings_name_the_masked_classes(models: dict[str, nn.Module], how: str) -> None:
     class Masked(nn.Module):
         """Hides the gradient where it answers 3 or 5."""
 
@@ -212,14 +212,14 @@ def test_masked_classes_are_the_ones_named(models: dict[str, nn.Module], how: st
     assert {tuple(finding.labels) for finding in found.values()} == {(3, 5)}
 
 
-def test_randomness_that_changes_no_label_is_a_warning(models: dict[str, nn.Module]) -> None:
+def test_randomness_without_label_changes_is_a_warning(models: dict[str, nn.Module]) -> None:
     noisy = Around(models["standard"], after=lambda z: z + 0.01 * torch.rand_like(z))
     found = findings(probe(noisy))["random-answers"]
     assert found.severity == "warning"
     assert "0 of 40 labels change" in found.text
 
 
-def test_answers_that_are_not_finite(models: dict[str, nn.Module]) -> None:
+def test_logits_that_are_not_finite(models: dict[str, nn.Module]) -> None:
     """Within the ball that is a warning."""
 
     def poisoned(z: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ def test_answers_that_are_not_finite(models: dict[str, nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("undone", [False, True])
-def test_a_normalisation_too_few_or_too_many_is_named(undone: bool) -> None:
+def test_missing_or_double_normalization_is_named(undone: bool) -> None:
     """For a model that can read the images in one scale alone: the label is their brightness, in steps of a tenth."""
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in NORMALIZATIONS["cifar10"])
 
@@ -277,7 +277,7 @@ class Linear(nn.Module):
 
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
-def test_a_linear_model_is_measured_exactly(norm: str) -> None:
+def test_probes_of_a_linear_model_are_exact(norm: str) -> None:
     """An image falls within a radius just where its score is less than radius · dual norm of w, away from the box."""
     random = torch.Generator().manual_seed(0)
     model = Linear(torch.randn(16, generator=random, dtype=torch.float64), 0.0).requires_grad_(False)
@@ -310,7 +310,7 @@ def test_a_linear_model_is_measured_exactly(norm: str) -> None:
     assert probes.forwards == 8 * 40 + (STEPS + 1) * sum(left)
 
 
-def test_the_batch_size_changes_nothing(models: dict[str, nn.Module]) -> None:
+def test_batch_size_does_not_change_probes(models: dict[str, nn.Module]) -> None:
     whole, parts = probe(models["madry"]), probe(models["madry"], batch_size=7)
     rounded = {"steps", "company", "tremor", "output", "repeated"}
     ahead = {"forwards"}  # a smaller batch leaves room for queries ahead of time, some of them in vain
@@ -320,14 +320,14 @@ def test_the_batch_size_changes_nothing(models: dict[str, nn.Module]) -> None:
     assert [part.step for part in whole.steps] == list(SHOWN)
 
 
-def test_a_single_image_is_enough(models: dict[str, nn.Module]) -> None:
+def test_probes_of_a_single_image(models: dict[str, nn.Module]) -> None:
     x, y = pixels()
     probes = examine(models["standard"], x[:1], y[:1], index=torch.tensor([0]), threat=Threat.parse("0.1"))
     assert (probes.n, probes.company.n, probes.company.difference) == (1, 0, None)
     assert findings(probes) == {}
 
 
-def test_the_model_is_left_as_it_was(models: dict[str, nn.Module]) -> None:
+def test_probes_do_not_change_the_model(models: dict[str, nn.Module]) -> None:
     model = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.3), models["standard"]).train()
     model(pixels()[0][:20])  # statistics that are not those of the start
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -344,7 +344,7 @@ def test_the_model_is_left_as_it_was(models: dict[str, nn.Module]) -> None:
 
 @given(labels=st.lists(st.integers(0, 150), min_size=1, max_size=600), seed=st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
-def test_the_sample_is_balanced(labels: list[int], seed: int) -> None:
+def test_probe_sample_is_balanced(labels: list[int], seed: int) -> None:
     label = np.array(labels)
     allowed = np.random.default_rng(seed).random(len(label)) < 0.7
     rows = choose(label, allowed)
@@ -393,7 +393,7 @@ def test_rules_follow_the_binomial_test(field: str) -> None:
         assert accused([count] + [0] * 9) == (p_value(count, 10) < LEVEL / 10)
 
 
-def test_single_images_without_a_gradient_are_told_and_no_more() -> None:
+def test_few_zero_gradients_are_an_info_finding() -> None:
     clean = honest()
     first = clean.by_class[0].model_copy(update={"zero_gradient": 1})
     found = findings(clean.model_copy(update={"by_class": [first, *clean.by_class[1:]]}))["zero-gradient"]
@@ -423,7 +423,7 @@ def table(**survivors: list[int]) -> Verdicts:
         ([50, 40, 85, 45, 50], [60, 55, 45, 50, 60], [2]),  # one class masked
     ],
 )
-def test_black_boxes_ahead_of_gradients_are_told(pgd: list[int], square: list[int], labels: list[int] | None) -> None:
+def test_leading_black_box_attacks(pgd: list[int], square: list[int], labels: list[int] | None) -> None:
     verdicts = table(pgd=pgd, square=square)
     options = {"rejected": {}, "classes": ["ant", "bee", "cat", "dog", "elk"]}
     threat = Threat.parse("8/255")
@@ -437,7 +437,7 @@ def test_black_boxes_ahead_of_gradients_are_told(pgd: list[int], square: list[in
         assert not derive_findings(verdicts, threat, black_box=black_box, **options).findings
 
 
-def test_stages_count_like_attacks() -> None:
+def test_leading_black_box_stages() -> None:
     """A stage works on what the stages before left; what those broke is not its merit."""
     verdicts = table(suite=[20] * 5)
     first, second = ([85] * 5, [20] * 5)
@@ -449,7 +449,7 @@ def test_stages_count_like_attacks() -> None:
     assert "suite/square broke 325 of 450 images more than suite/apgd did" in found[0].text
 
 
-def test_what_the_verdicts_tell() -> None:
+def test_findings_from_verdicts() -> None:
     verdicts = table(pgd=[0] * 5)
     sanity = derive_findings(verdicts, Threat.parse("0.031"), rejected={"pgd": 7, "cw": 0}, trained_on_images=True)
     assert [(finding.severity, finding.code) for finding in sanity.findings] == [
@@ -462,7 +462,7 @@ def test_what_the_verdicts_tell() -> None:
     assert [finding.code for finding in sanity.at_least("error")] == ["trained-on-these"]
 
 
-def test_probes_survive_the_file(models: dict[str, nn.Module]) -> None:
+def test_probes_round_trip_through_json(models: dict[str, nn.Module]) -> None:
     sanity = Sanity(probes=probe(models["standard"]), findings=[Finding(severity="info", text="well")])
     assert Sanity.model_validate_json(sanity.model_dump_json()) == sanity
 
@@ -480,7 +480,7 @@ class Shield(nn.Module):
         return torch.stack([margin, torch.zeros_like(margin)], 1)
 
 
-def test_a_shield_against_single_steps_is_told() -> None:
+def test_overfitting_to_single_steps_is_found() -> None:
     """As a model shows that overfits to FGSM: one step of the whole radius proves nothing."""
     x = 0.5 + 0.01 * torch.rand(60, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     report = cw.evaluate(Shield(0.2), (x, torch.zeros(60, dtype=torch.int64)), attacks=["fgsm", "pgd"], eps=0.2)
@@ -490,7 +490,7 @@ def test_a_shield_against_single_steps_is_told() -> None:
     assert "single-step-shield" in codes
 
 
-def test_bare_cosines_are_told(models: dict[str, nn.Module]) -> None:
+def test_low_confidence_is_found(models: dict[str, nn.Module]) -> None:
     """Ten numbers of mean zero and length one: the first is farthest above the others, √(10/9), if these are alike."""
     probes = probe(Around(models["madry"], after=lambda z: F.normalize(z - z.mean(1, True), dim=1)))
     assert probes.output.surest is not None
@@ -505,7 +505,7 @@ def test_bare_cosines_are_told(models: dict[str, nn.Module]) -> None:
 
 
 @pytest.mark.parametrize(("sharpness", "smooth"), [(1e-3, True), (100.0, False)])
-def test_a_smooth_output_is_told(sharpness: float, smooth: bool) -> None:
+def test_smooth_outputs_are_found(sharpness: float, smooth: bool) -> None:
     """Four logits of one pixel t, from 0.5 on: 0 for the label, 10 t - 6.99 for its rival, -10 t - 9 for two others
     that never win. Where the softmax is flat, the cross-entropy climbs the sum of the three, which falls with t, and
     loses; the margin climbs the rival, which wins from t = 0.699 on. Where it is sharp, either climbs the rival."""

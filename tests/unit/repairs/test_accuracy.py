@@ -48,13 +48,13 @@ def test_counted_accuracies(num_classes: int, each: int, seed: int) -> None:
     assert kept[rows].mean() == pytest.approx(counted(margins, label, biases)[-1])
 
 
-def test_a_margin_of_zero_is_broken_and_the_entry_of_the_label_does_not_count() -> None:
+def test_margin_of_zero_is_broken_and_the_label_column_is_ignored() -> None:
     margins, label = np.array([[-9.0, 0.0], [0.5, -9.0], [0.0, 0.5]]), np.array([0, 1, 1])
     assert ClassAccuracy.of(margins, label, bandwidth=0).values(np.zeros(2)).tolist() == [0.0, 0.5]
     assert ClassAccuracy.of(margins, label, bandwidth=0).values(np.array([0.25, 0.0])).tolist() == [1.0, 0.5]
 
 
-def test_the_margins_given_are_not_changed() -> None:
+def test_input_is_not_changed() -> None:
     margins, label = random_margins(3, 20)
     margins[np.arange(60), label] = 0
     before = margins.copy()
@@ -71,7 +71,7 @@ def test_a_class_without_examples_is_nan() -> None:
         assert accuracy.counts.tolist() == [10, 10, 0, 10]
 
 
-def test_some_of_the_examples_keep_their_kernels() -> None:
+def test_subset_keeps_its_kernel_widths() -> None:
     margins, label = random_margins(4, 30)
     biases = np.array([0.3, -0.2, 0.1, -0.2])
     accuracy, rows = ClassAccuracy.of(margins, label), np.arange(0, 120, 3)
@@ -102,7 +102,7 @@ def test_slopes_are_derivatives(num_classes: int, each: int, seed: int) -> None:
         np.testing.assert_allclose(slopes[:, one], numerical, rtol=1e-4, atol=1e-5 * (1 + np.abs(slopes).max()))
 
 
-def test_an_exchange_of_density() -> None:
+def test_slopes_exchange_density_between_classes() -> None:
     """Of normal margins with two classes the slope is the normal density at the boundary."""
     random = np.random.default_rng(0)
     each, mean, spread = 200_000, 0.4, 1.3
@@ -123,9 +123,7 @@ def test_an_exchange_of_density() -> None:
     smooth=st.booleans(),
     seed=seeds,
 )
-def test_a_constant_added_to_all_biases_changes_nothing(
-    num_classes: int, constant: float, smooth: bool, seed: int
-) -> None:
+def test_constant_added_to_all_biases_has_no_effect(num_classes: int, constant: float, smooth: bool, seed: int) -> None:
     margins, label = random_margins(num_classes, 9, seed)
     biases = np.random.default_rng(seed).integers(-40, 40, num_classes) / 16
     accuracy = ClassAccuracy.of(margins, label, bandwidth=BANDWIDTH * smooth)
@@ -141,7 +139,7 @@ def test_a_constant_added_to_all_biases_changes_nothing(
     data=st.data(),
     seed=seeds,
 )
-def test_a_raised_bias_helps_its_class_and_no_other(
+def test_higher_bias_raises_its_class_only(
     num_classes: int, each: int, raised: float, bandwidth: float, data: st.DataObject, seed: int
 ) -> None:
     margins, label = random_margins(num_classes, each, seed)
@@ -153,7 +151,7 @@ def test_a_raised_bias_helps_its_class_and_no_other(
     assert (np.delete(change, one) <= 1e-12).all()
 
 
-def test_a_narrow_kernel_counts() -> None:
+def test_narrow_kernel_equals_counting() -> None:
     margins, label = random_margins(5, 200)
     biases = np.array([0.4, -0.1, 0.0, 0.2, -0.5])
     expected = ClassAccuracy.of(margins, label, bandwidth=0).values(biases)
@@ -165,7 +163,7 @@ def test_a_narrow_kernel_counts() -> None:
     assert errors[-1] < 1e-9
 
 
-def test_the_same_examples_in_any_order() -> None:
+def test_order_of_examples_has_no_effect() -> None:
     margins, label = random_margins(4, 25)
     order = np.random.default_rng(1).permutation(len(label))
     biases = np.array([0.2, 0.0, -0.3, 0.1])
@@ -174,7 +172,7 @@ def test_the_same_examples_in_any_order() -> None:
     np.testing.assert_allclose(first.slopes(biases)[1], second.slopes(biases)[1], rtol=1e-9)
 
 
-def test_margins_that_are_all_alike() -> None:
+def test_equal_margins() -> None:
     label = np.repeat([0, 1], 10)
     margins = np.where(label == 0, 0.5, -0.5)[:, None].repeat(2, axis=1)
     accuracy = ClassAccuracy.of(margins, label)
@@ -184,7 +182,7 @@ def test_margins_that_are_all_alike() -> None:
 
 
 @pytest.mark.parametrize("mean", [-0.8, 0.0, 0.5, 1.5])
-def test_normal_margins(mean: float) -> None:
+def test_normal_margins_are_estimated_without_bias(mean: float) -> None:
     """The estimate is that of the true normal distribution, with less noise than a count of 100 examples."""
     spread, draws, each = 2.0, 800, 100
     random = np.random.default_rng(int(10 * mean + 20))
@@ -201,7 +199,7 @@ def test_normal_margins(mean: float) -> None:
     assert np.std(smooth) < 0.93 * np.std(counts)
 
 
-def test_without_the_correction_of_the_variance_the_estimate_would_be_pulled_towards_one_half() -> None:
+def test_uncorrected_variance_biases_the_estimate_towards_one_half() -> None:
     """A kernel of width h turns Phi(mu / s) into Phi(mu / sqrt(s^2 + h^2)), which is another number."""
     random = np.random.default_rng(0)
     each = 100_000

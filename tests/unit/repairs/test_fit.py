@@ -115,7 +115,7 @@ def test_held_out_survival_is_that_of_biases_fitted_without_the_image() -> None:
             np.testing.assert_array_equal(kept[rows], right(matrix[rows], margins.label[rows], point.each[one]))
 
 
-def test_an_image_does_not_choose_the_biases_it_is_judged_by() -> None:
+def test_held_out_images_do_not_affect_their_biases() -> None:
     """The margins of one fold are replaced: the biases that judge this fold stay, and with them what is judged."""
     margins = table(UNEVEN, 40)
     first = fit(margins, rule="worst", seed=2)
@@ -132,7 +132,7 @@ def test_an_image_does_not_choose_the_biases_it_is_judged_by() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_fit_lifts_the_worst_class(rule: Any) -> None:
+def test_fit_raises_the_worst_class(rule: Any) -> None:
     margins = table(UNEVEN, 150)
     found = fit(margins, rule=rule)
     assert found.weight in WEIGHTS
@@ -174,7 +174,7 @@ def test_rho_takes_the_highest_average_among_the_nearly_best() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_identical_classes_are_left_alone(rule: Any) -> None:
+def test_identical_classes_get_no_biases(rule: Any) -> None:
     """Class c has the margins of class 0 over the classes that follow it, in a circle."""
     random, num_classes, each = np.random.default_rng(0), 5, 40
     block = random.normal(0.8, 1, (each, 1)) + random.exponential(0.7, (each, num_classes))
@@ -190,7 +190,7 @@ def test_identical_classes_are_left_alone(rule: Any) -> None:
         assert not found.biases.any()
 
 
-def test_an_uneven_model_is_summarized_as_it_is() -> None:
+def test_start_point_is_the_unchanged_model() -> None:
     margins = table(UNEVEN, 60)
     start = fit(margins).start
     values = ClassAccuracy.of(margins.attacked, margins.label).values(np.zeros(4))
@@ -203,7 +203,7 @@ def test_an_uneven_model_is_summarized_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("floor", [0.64, 0.67, 0.7])
-def test_a_floor_above_the_start_takes_the_smallest_weight_that_keeps_it(floor: float) -> None:
+def test_floor_selects_the_smallest_sufficient_weight(floor: float) -> None:
     margins = table(UNEVEN, 150)
     found = fit(margins, floor=floor, seed=3)
     assert found.start.held_out.worst < floor
@@ -217,14 +217,14 @@ def test_a_floor_above_the_start_takes_the_smallest_weight_that_keeps_it(floor: 
     assert found.held_out_robust[margins.label == 0].mean() == pytest.approx(reached.worst, abs=0.06)
 
 
-def test_higher_floors_take_larger_weights() -> None:
+def test_higher_floors_select_larger_weights() -> None:
     margins = table(UNEVEN, 150)
     found = [fit(margins, floor=floor) for floor in (0.65, 0.68, 0.71)]
     assert all(before.weight < after.weight for before, after in pairwise(found))
     assert all(before.biases[0] < after.biases[0] for before, after in pairwise(found))
 
 
-def test_a_floor_that_is_kept_already_changes_nothing() -> None:
+def test_floor_that_is_already_reached_changes_nothing() -> None:
     margins = table(UNEVEN, 60)
     found = fit(margins, floor=0.2)
     assert found.start.held_out.worst > 0.2
@@ -234,7 +234,7 @@ def test_a_floor_that_is_kept_already_changes_nothing() -> None:
     np.testing.assert_array_equal(found.held_out_natural, margins.natural.argmax(axis=1) == margins.label)
 
 
-def test_a_floor_out_of_reach_names_the_best_reachable() -> None:
+def test_unreachable_floor_names_the_highest_value() -> None:
     margins = table(UNEVEN, 60)
     with pytest.raises(InputError) as caught:
         fit(margins, floor=0.99)
@@ -257,13 +257,13 @@ def refused(margins: Margins, **more: Any) -> str:
     return str(caught.value)
 
 
-def test_too_few_images() -> None:
+def test_too_few_images_are_refused() -> None:
     said = refused(table(UNEVEN, [30, 30, LEAST - 1, 30]))
     assert said.startswith(f"class 2 has {LEAST - 1} fitting images: at least {LEAST} of each class are required")
     assert fit(table(UNEVEN, LEAST)).biases.shape == (4,)
 
 
-def test_one_class() -> None:
+def test_single_class_is_refused() -> None:
     margins = table(UNEVEN, [40, 0, 0, 0])
     assert "images of at least 2 classes, got 1" in refused(margins)
     assert "images of at least 2 classes, got 0" in refused(margins.take(np.arange(0)))
@@ -277,7 +277,7 @@ def test_a_class_without_images_keeps_its_bias() -> None:
     assert np.isfinite([point.held_out.average for point in found.points]).all()
 
 
-def test_rules_and_floors_that_do_not_exist() -> None:
+def test_invalid_rules_and_floors_are_refused() -> None:
     margins = table(UNEVEN, 20)
     assert "did you mean 'worst'" in refused(margins, rule="wurst")
     for floor in (0.0, -0.1, 1.0, 32.0, float("nan")):
@@ -308,7 +308,7 @@ def test_the_folds_are_random() -> None:
     assert (first[:40] != first[40:80]).any()
 
 
-def test_the_same_fit_twice() -> None:
+def test_fit_is_deterministic() -> None:
     margins = table(UNEVEN, 40)
     first, second, other = fit(margins), fit(margins), fit(margins, seed=1)
     assert first.biases.tolist() == second.biases.tolist()

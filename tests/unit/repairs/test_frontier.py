@@ -128,7 +128,7 @@ def test_two_classes_against_a_line(weight: float) -> None:
     assert gained(accuracy, best(accuracy, weight, None, PLAIN), weight) >= line - 0.002
 
 
-def test_the_guards_against_a_grid() -> None:
+def test_penalty_and_softness_against_a_grid() -> None:
     """The whole objective as the module writes it, with penalty and softness, two ways."""
     accuracy, weight, each = problem([0.2, 0.9, 1.4], 100), 3.0, 100
     level = accuracy.values(np.zeros(3)).min()
@@ -253,7 +253,7 @@ def weakest_tenth(biases: np.ndarray, world: int, num_classes: int) -> float:
     return float(np.sort(values)[: tenth_of(num_classes)].mean())
 
 
-def test_the_weakest_tenth_is_lifted_by_an_objective_of_its_own() -> None:
+def test_objective_of_the_weakest_tenth() -> None:
     """100 classes of 10 examples each, on other examples: the plain minimum follows the noise of single classes.
 
     This is so without softness. With the softness of the defaults both objectives take in most classes and give

@@ -98,7 +98,7 @@ def complaint(*args: Any, **kwargs: Any) -> str:
 # -- images -----------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_repaired_with_exactly_its_validation_images(run: Path, repair: Repair) -> None:
+def test_run_is_repaired_with_its_validation_images(run: Path, repair: Repair) -> None:
     indices = json.loads((run / "validation.json").read_text())["indices"]
     assert repair.margins is not None
     assert repair.margins.index.tolist() == sorted(indices)
@@ -112,7 +112,7 @@ def test_a_run_is_repaired_with_exactly_its_validation_images(run: Path, repair:
     assert (repair.report.threat.norm, repair.report.threat.eps_text) == ("Linf", EPS)  # those of the training
 
 
-def test_some_of_the_validation_images(run: Path) -> None:
+def test_per_class_limits_the_fitting_images(run: Path) -> None:
     found = cw.repair(run, "digits", **{**QUICK, "evaluate": False, "seed": 4})
     validation = json.loads((run / "validation.json").read_text())["indices"]
     assert found.margins is not None
@@ -133,7 +133,7 @@ class Tasks(Silent):
         self.begun.append(task)
 
 
-def test_margins_of_an_evaluation_are_used_again(run: Path, root: Path) -> None:
+def test_margins_of_an_evaluation_are_reused(run: Path, root: Path) -> None:
     told = Tasks()
     cw.repair(run, "digits", attacks=["fgsm"], test_per_class=2, out=root / "known", progress=told)
     assert told.begun
@@ -161,7 +161,7 @@ def test_the_directory_loads_as_a_model(run: Path, repair: Repair, fixed: Path) 
     assert torch.equal(logits(load_model(f"{fixed}@best", num_classes=10, in_channels=1), x), logits(repaired, x))
 
 
-def test_the_report_comes_back_from_its_file(repair: Repair, fixed: Path, tmp_path: Path) -> None:
+def test_report_round_trips_through_its_file(repair: Repair, fixed: Path, tmp_path: Path) -> None:
     for place in (fixed, fixed / "repair.json"):
         assert load_repair(place) == repair.report
     repair.report.to_json(tmp_path / "repair.json")
@@ -169,12 +169,12 @@ def test_the_report_comes_back_from_its_file(repair: Repair, fixed: Path, tmp_pa
     json.dumps(repair.report.model_dump(mode="json", by_alias=True), allow_nan=False)
 
 
-def test_the_original_is_left_as_it_is(run: Path, repair: Repair) -> None:
+def test_original_is_not_changed(run: Path, repair: Repair) -> None:
     assert "repair" not in RunDirectory(run).read()
     assert not (run / "repair.json").exists()
 
 
-def test_what_is_before_and_promised_follows_from_the_margins(repair: Repair) -> None:
+def test_cross_validated_accuracies_follow_from_the_margins(repair: Repair) -> None:
     report, margins = repair.report, repair.margins
     assert margins is not None
     assert report.fitting_before is not None
@@ -192,7 +192,7 @@ def test_what_is_before_and_promised_follows_from_the_margins(repair: Repair) ->
     assert report.weight in [point.weight for point in report.frontier]
 
 
-def test_what_is_delivered_is_what_the_two_evaluations_say(repair: Repair, fixed: Path) -> None:
+def test_test_results_equal_both_evaluations(repair: Repair, fixed: Path) -> None:
     found = repair.report.test
     assert found is not None
     before, after = cw.load_report(fixed / "original"), cw.load_report(fixed)
@@ -233,7 +233,7 @@ def test_the_report_of_the_repaired_model_names_its_repair(run: Path, fixed: Pat
     assert {entry.method for entry in entries} == {"trades", "trades + bias repair"}
 
 
-def test_the_repaired_directory_is_evaluated_as_any_other(run: Path, repair: Repair, fixed: Path, root: Path) -> None:
+def test_repaired_directory_can_be_evaluated(run: Path, repair: Repair, fixed: Path, root: Path) -> None:
     x, y = pixels("test", 15)
     report = cw.evaluate(fixed, "digits", attacks=[ATTACK], eps=EPS, per_class=15, out=root / "again")
     assert report.model["name"] == "fixed"
@@ -315,7 +315,7 @@ def test_the_margins_predict_an_attack_under_biases_of_any_size(run: Path) -> No
 # -- other models -----------------------------------------------------------------------------------------
 
 
-def test_a_module_and_images_in_memory(run: Path, root: Path) -> None:
+def test_module_and_images_in_memory(run: Path, root: Path) -> None:
     model = load_model(str(run))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     out = root / "memory"
@@ -401,7 +401,7 @@ class Small(nn.Module):
         return self.model(x)
 
 
-def test_a_model_for_which_memory_is_short(run: Path) -> None:
+def test_repair_with_little_memory(run: Path) -> None:
     """Every part of a repair goes on in batches that fit."""
     model = load_model(str(run))
     how: dict[str, Any] = {**QUICK, "per_class": None, "test_per_class": None, "eps": EPS, "rule": "worst"}
@@ -471,7 +471,7 @@ def test_an_interrupted_repair_continues(
     )
 
 
-def test_a_finished_repair(run: Path, straight: Path) -> None:
+def test_finished_repair_is_not_overwritten(run: Path, straight: Path) -> None:
     how: dict[str, Any] = {"batch_size": 40, "out": straight, **QUICK}
     before = contents(straight)
     assert "already holds this repair: add --resume" in complaint(run, "digits", rule="worst", **how)
@@ -503,11 +503,11 @@ def test_a_finished_repair(run: Path, straight: Path) -> None:
         ({"attacks": ["pgdd"], "evaluate": True}, "did you mean 'pgd'"),
     ],
 )
-def test_refused(run: Path, more: dict[str, Any], said: str) -> None:
+def test_invalid_input_is_refused(run: Path, more: dict[str, Any], said: str) -> None:
     assert said in complaint(run, "digits", **{"evaluate": False, **more})
 
 
-def test_images_that_judge_are_not_those_of_the_fit(run: Path) -> None:
+def test_test_images_must_not_be_fitting_images(run: Path) -> None:
     model, data = load_model(str(run)), pixels("train", 10)
     assert "are also fitting images" in complaint(model, data, test=data)
     x, y = data
@@ -526,28 +526,28 @@ def test_a_model_of_unknown_training_needs_a_split(run: Path, tmp_path: Path) ->
     assert "no validation images are known" in complaint(other, "digits", evaluate=False)
 
 
-def test_a_training_without_validation_images(run: Path, tmp_path: Path) -> None:
+def test_run_without_validation_images_is_refused(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(run, other)
     (other / "validation.json").write_text(json.dumps({"indices": []}))
     assert "has no validation images (validation_per_class = 0)" in complaint(other, "digits", evaluate=False)
 
 
-def test_a_directory_that_holds_something_else(run: Path, tmp_path: Path) -> None:
+def test_directory_of_another_run_is_refused(run: Path, tmp_path: Path) -> None:
     said = complaint(run, "digits", out=run, **{**QUICK, "evaluate": False})
     assert "holds the training of another run" in said
     (tmp_path / "notes.txt").write_text("mine")
     assert "is not empty and holds no run" in complaint(run, "digits", out=tmp_path, **QUICK)
 
 
-def test_nothing_is_written_for_a_floor_out_of_reach(run: Path, tmp_path: Path) -> None:
+def test_unreachable_floor_writes_no_report(run: Path, tmp_path: Path) -> None:
     complaint(run, "digits", floor=99, evaluate=False, out=tmp_path / "out")
     assert not (tmp_path / "out" / "repair.json").exists()
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"schema": "classwise/repair/9"}', '{"method": 3}'])
-def test_files_that_are_no_repair(tmp_path: Path, text: str) -> None:
+def test_invalid_repair_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "repair.json").write_text(text)
     with pytest.raises(InputError) as caught:
         load_repair(tmp_path)
@@ -555,7 +555,7 @@ def test_files_that_are_no_repair(tmp_path: Path, text: str) -> None:
     assert str(tmp_path / "repair.json") in str(caught.value)
 
 
-def test_no_repair_at_all(tmp_path: Path) -> None:
+def test_missing_repair_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no repair\.json"):
         load_repair(tmp_path)
 
@@ -575,7 +575,7 @@ def test_no_repair_at_all(tmp_path: Path) -> None:
         ({"normalization": "imagenet"}, "normalization"),
     ],
 )
-def test_a_damaged_record_is_one_line(fixed: Path, tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_damaged_record_is_a_one_line_error(fixed: Path, tmp_path: Path, change: dict[str, Any], said: str) -> None:
     (tmp_path / "checkpoints").mkdir()
     shutil.copy(fixed / "checkpoints" / "best.safetensors", tmp_path / "checkpoints")
     record = json.loads((fixed / "run.json").read_text())

@@ -146,7 +146,7 @@ def test_head_methods_refuse_other_heads(method: str, reason: str, digits: Image
 
 
 @pytest.mark.parametrize("reason", without_a_plain_head())
-def test_finetune_takes_any_head(reason: str, digits: ImageSet) -> None:
+def test_finetune_accepts_any_head(reason: str, digits: ImageSet) -> None:
     case = case_of(digits, without_a_plain_head()[reason])
     assert changed(case, Finetune(epochs=1)(case).model)
 
@@ -164,7 +164,7 @@ def test_finetune_takes_any_head(reason: str, digits: ImageSet) -> None:
         ("finetune:awp=-1", "gamma must be positive"),
     ],
 )
-def test_impossible_settings_are_refused(spec: str, message: str) -> None:
+def test_invalid_settings_are_refused(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         build("repair method", METHODS, spec)
 
@@ -211,7 +211,7 @@ def test_head_sam_without_radius_is_a_step_on_the_mean_over_classes(digits: Imag
     torch.testing.assert_close(after.bias, bias - 0.5 * torch.stack([b for _, b in each]).mean(0))
 
 
-def test_every_class_has_its_gradient_at_its_own_perturbed_weights() -> None:
+def test_class_gradients_use_separately_perturbed_weights() -> None:
     random = torch.Generator().manual_seed(0)
     features = torch.randn(9, 5, generator=random, dtype=torch.float64)
     weights = torch.randn(4, 5, generator=random, dtype=torch.float64)
@@ -306,7 +306,7 @@ def test_the_plan_of_faal(digits: ImageSet) -> None:
     assert Finetune(lr=0.2).plan(case).optimizer.lr == 0.2
 
 
-def test_images_that_are_given_once_are_split_by_class(digits: ImageSet) -> None:
+def test_images_without_validation_are_split_by_class(digits: ImageSet) -> None:
     whole = np.arange(len(digits))
     train, validation = split(case_of(digits, train=whole, index=whole.copy()))
     assert np.bincount(digits.labels[train]).tolist() == [32] * K
@@ -347,7 +347,7 @@ def test_without_confusion_all_pairs_have_the_least_weight() -> None:
     assert torch.equal(pair_weights(torch.diag(torch.tensor([4, 0, 3]))), torch.full((K, K), 0.01))
 
 
-def test_pairs_are_those_of_the_epoch_before() -> None:
+def test_pair_weights_use_the_previous_epoch() -> None:
     pairs = torch.ones(K, K)
     objective, policy = Spectral(pairs=pairs), SpectralPairs(pairs=pairs)
     train, val = ClassStats.zeros(K), ClassStats.zeros(K)

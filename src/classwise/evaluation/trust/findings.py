@@ -54,7 +54,7 @@ def derive_findings(
         text = "The model was trained on these images: the accuracies do not carry over to new images."
         findings.append(Finding(severity="error", code="trained-on-these", text=text))
     if probe_failure is not None:
-        text = f"The trust checks are incomplete because the model failed under the probes: {probe_failure}"
+        text = f"The trust checks are incomplete: {probe_failure}"
         findings.append(Finding(severity="warning", code="not-probed", text=text))
     if probes is not None:
         findings += _from_probes(probes, classes)
