@@ -125,9 +125,7 @@ def _filled(madry: Row, trades: Row) -> str:
     assert worst is not None
     # The changes are against TRADES, so what Madry lost there is what TRADES holds.
     change = next(part for part in madry.changes if part.label == hole.label)
-    told = (
-        "the data show the difference" if change.p_value < SIGNIFICANT else "the data cannot tell this from no change"
-    )
+    told = "the difference is significant" if change.p_value < SIGNIFICANT else "the difference is not significant"
     held = f"With TRADES {percent(trades.shares[hole.label])} of the {hole.name}s survive"
     now = "It is still the weakest digit."
     if worst.label != hole.label:
