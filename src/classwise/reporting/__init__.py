@@ -1,4 +1,4 @@
-"""Reports, comparisons and the pages that show them. Needs no torch."""
+"""Reports, comparisons, charts and pages, computed from verdicts. Needs no torch."""
 
 from classwise.reporting.comparison import Comparison, compare
 from classwise.reporting.report import ClassReport, load_report

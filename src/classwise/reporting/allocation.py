@@ -1,4 +1,4 @@
-"""How the examples of an evaluation were shared out among the classes, where they were not all attacked."""
+"""How adaptive evaluation allocated examples to classes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from classwise.reporting.part import Part
 
 
 class AllocationInfo(Part):
-    """What is known of the worst class after an evaluation that stopped when it knew enough."""
+    """The worst class after an evaluation that stopped at a given precision."""
 
     asked: float
-    """Half the width of the interval that was wanted, in percentage points."""
+    """Target for half the width of the interval, in points."""
     reached: bool
-    """Whether it was reached; if not, the classes that decide it have no more examples."""
+    """Whether the target was reached; if not, the candidate classes have no more examples."""
     rounds: int
     label: int
     value: float
     low: float
     high: float
-    """The worst class, and a 95% interval of the lowest accuracy of any class; it allows for the stopping."""
+    """The worst class, and a 95% interval of the lowest class accuracy; it accounts for the early stop."""
     contenders: list[int]
     """The classes that may be the worst."""
     attacked: list[int]

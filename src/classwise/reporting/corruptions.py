@@ -1,4 +1,4 @@
-"""Accuracy on corrupted images: by kind, severity, family and class."""
+"""Accuracy on naturally corrupted images by kind, severity, family and class."""
 
 # K classes
 
@@ -15,7 +15,7 @@ from classwise.storage.verdicts import Verdicts
 
 
 class CorruptionInfo(Part):
-    """Which column of the verdicts holds which corruption."""
+    """A column of the verdicts and its corruption."""
 
     key: str
     kind: str
@@ -24,7 +24,7 @@ class CorruptionInfo(Part):
 
 
 class CorruptionResult(Part):
-    """What one corruption at one severity left of a model."""
+    """Accuracy under one corruption at one severity."""
 
     kind: str
     family: str
@@ -34,7 +34,7 @@ class CorruptionResult(Part):
 
 
 class FamilyResult(Part):
-    """The mean over the corruptions of a family. The interval takes images, not corrupted copies, as its sample."""
+    """Mean accuracy over the corruptions of a family. The interval treats images, not copies, as the sample."""
 
     family: str
     overall: Estimate
@@ -42,18 +42,18 @@ class FamilyResult(Part):
 
 
 class Corruptions(Part):
-    """Accuracy on corrupted images, which no attacker chose."""
+    """Accuracy under natural corruptions."""
 
     results: list[CorruptionResult]
     families: list[FamilyResult]
 
     @classmethod
     def from_verdicts(cls, verdicts: Verdicts, kinds: Sequence[CorruptionInfo], classes: list[str]) -> Corruptions:
-        """Count each corruption, and average over the families."""
+        """Return the accuracy of each corruption and the mean of each family."""
 
         def estimates(kept: Sequence[str]) -> dict[str, Any]:
-            # Of each image, the share of its corrupted copies that kept their label. Its variance is at most that of
-            # one copy, so that the interval for one copy an image is safe.
+            # The share of an image's copies that are classified correctly varies at most as much as a single copy, so
+            # the interval for one copy per image is conservative.
             share = np.mean([verdicts.corrupted[key] == verdicts.label for key in kept], axis=0)
             n = np.bincount(verdicts.label, minlength=len(classes))
             sums = np.bincount(verdicts.label, weights=share, minlength=len(classes))

@@ -1,4 +1,4 @@
-"""What the attacks of a report were, and what they cost."""
+"""Settings and cost of the attacks of a report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from classwise.reporting.part import Part
 
 
 class ClassEffort(Part):
-    """What an attack spent on one class."""
+    """Cost of an attack on one class."""
 
     label: int
     name: str = Field(alias="class")
@@ -18,12 +18,13 @@ class ClassEffort(Part):
 
 
 class StageInfo(Part):
-    """One stage of an attack as it ran."""
+    """One stage of an attack."""
 
     name: str
     settings: str
     whom: str = "survivors"
-    """Of the examples that the stages before left: all, those nearest to being broken, a sample, or all if in doubt."""
+    """Which of the remaining examples it attacks: all (``survivors``), those with the smallest margins (``nearest``), a
+    ``sample``, or all if the fallback is triggered (``doubtful``)."""
     attacked: int
     broke: int
     rejected: int
@@ -33,39 +34,39 @@ class StageInfo(Part):
 
 
 class AuditInfo(Part):
-    """What the whole ensemble found in a sample of what the stages before had left."""
+    """What the full ensemble broke in a sample of the examples that survive the stages before it."""
 
     left: int
-    """Examples to draw from."""
+    """Number of surviving examples."""
     nearest: int
     random: int
-    """How many were taken because they came nearest to being broken, and how many at random, class by class."""
+    """Number of examples with the smallest margins, and number drawn at random from each class."""
     broke: int
     broke_random: int
     at_most: float | None
-    """The share of ``left`` that the ensemble might break, in percent: the upper end of the random part's 95%."""
+    """Upper 95% bound of the share of ``left`` that the ensemble breaks, in percent, from the random part."""
     doubts: list[str] = Field(default_factory=list)
-    """What the audit saw that the stages before should have broken, and the codes of findings that speak against
-    gradients: with any, the ensemble ran on everything."""
+    """Reasons for the fallback: audit results that the stages missed, and codes of findings about gradients. With any,
+    the ensemble ran on all surviving examples."""
 
 
 class AttackInfo(Part):
-    """An attack as it ran."""
+    """One attack: its settings and its cost."""
 
     spec: str
     settings: str
     attacked: int
-    """Examples it was run on: those the model classifies correctly when untouched."""
+    """Number of examples attacked: those that are naturally correct."""
     rejected: int
-    """Its results thrown away because they lay outside the ball or the box."""
+    """Number of results outside the ball or [0, 1], which do not count."""
     seconds: float
     forwards: int = 0
     backwards: int = 0
-    """Images through the model and gradients back from it. The final check of each result is not counted."""
+    """Forward and backward passes of single images, without the final check of each result."""
     by_class: list[ClassEffort] = Field(default_factory=list)
     stages: list[StageInfo] = Field(default_factory=list)
-    """In the order they ran, where the attack has stages."""
+    """In the order in which they ran; empty for an attack without stages."""
     audit: AuditInfo | None = None
-    """Where the attack has one."""
+    """None for an attack without an audit."""
     strongest: str | None = None
-    """Which of its variants it kept, where it tried several; each has a result of its own."""
+    """The strongest of its variants; each variant has a result of its own."""

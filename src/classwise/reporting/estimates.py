@@ -1,4 +1,4 @@
-"""A share in percent with its interval."""
+"""Shares in percent with their intervals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from classwise.reporting.part import Part
 
 
 class Interval(Protocol):
-    """A value between two bounds, or none."""
+    """A value with two bounds; each may be None."""
 
     @property
     def value(self) -> float | None: ...
@@ -24,7 +24,7 @@ class Interval(Protocol):
 
 
 class Estimate(Part):
-    """A share in percent with its interval; null where there are no examples."""
+    """A share in percent with its 95% interval; null without examples."""
 
     value: float | None
     low: float | None
@@ -40,7 +40,7 @@ class ClassEstimate(Estimate):
 
 
 def estimate(correct: float, n: int) -> dict[str, Any]:
-    """The fields of an ``Estimate``. ``correct`` may be a sum of shares."""
+    """Return the fields of an ``Estimate``; ``correct`` may be a sum of shares."""
     if n == 0:
         return {"value": None, "low": None, "high": None, "n": 0}
     low, high = wilson(correct, n)
@@ -53,7 +53,7 @@ def estimate(correct: float, n: int) -> dict[str, Any]:
 
 
 def share(part: Interval, unit: str = "") -> str:
-    """A value with its interval where it has one, as it stands in tables and, with its unit, in sentences.
+    """Format a value with its unit and, if known, its interval.
 
     >>> share(Estimate(value=64.5, low=61.51, high=67.43, n=1000), "%")
     '64.5% [61.5, 67.4]'
@@ -65,5 +65,5 @@ def share(part: Interval, unit: str = "") -> str:
 
 
 def percent(share: float) -> float:
-    """A share as it stands in reports."""
+    """Return a share in percent, rounded as in reports."""
     return round(100 * share, 4)

@@ -1,4 +1,4 @@
-"""What all parts of a report have in common."""
+"""Base class of all parts of reports."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Part(BaseModel):
-    """Frozen, written under the names of the JSON contract, with null for what is not a number."""
+    """A frozen part of a JSON document; NaN and infinity are written as null."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=True, ser_json_inf_nan="null")

@@ -1,4 +1,4 @@
-"""How far the numbers can be trusted: findings as sentences with a severity, and the measurements behind them."""
+"""Trust checks: findings with a severity, and the measurements behind them."""
 
 from __future__ import annotations
 
@@ -10,66 +10,66 @@ from classwise.reporting.part import Part
 
 Severity = Literal["info", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
-"""From the mildest up."""
+"""In increasing order."""
 
 
 class Finding(Part):
-    """A remark on how far the numbers can be trusted."""
+    """The result of a trust check."""
 
     severity: Severity
     code: str = "remark"
     """A short name for programs, such as ``zero-gradient``."""
     text: str
     labels: list[int] = Field(default_factory=list)
-    """The classes concerned, where it concerns some and not all."""
+    """The classes concerned; empty if it concerns all."""
 
 
 class ClassProbe(Part):
-    """What was seen of one class: at how many of its ``n`` images."""
+    """Trust checks of one class: the number of its ``n`` images for which each holds."""
 
     label: int
     n: int
     zero_gradient: int
     """The gradient is zero, lost in rounding, or not finite."""
     misled: int
-    """There is a gradient, but a small step along it raises the loss by far less than it promises."""
+    """A small step along the gradient raises the loss by far less than its linear prediction."""
     slack: int
-    """Many steps end nearer to the loss they began with than to the highest they passed."""
+    """After many steps the loss is closer to its start than to its maximum."""
     survived: int
-    """The label outlives many steps on either of two losses within eps."""
+    """The image survives many steps on each of two losses within eps."""
     one_step: int
-    """It does, but not a single step of the whole radius."""
+    """It survives these, but not a single step of size eps."""
     shielded: int = 0
-    """It outlives a single step of the whole radius, but not many smaller ones."""
+    """It survives a single step of size eps, but not many smaller ones."""
     smooth: int = 0
-    """It outlives many steps on the cross-entropy, but not as many on the margin of the logits."""
+    """It survives many steps on the cross-entropy, but not as many on the margin of the logits."""
     black_box: int
-    """It does, but not a short attack that sees no gradient."""
+    """It survives the gradient steps, but not a short black-box attack."""
     unreached: int
-    """It outlives many steps even where every image is allowed."""
+    """It survives many steps even in an unlimited ball."""
 
 
 class StepProbe(Part):
-    """The attack after some steps: means over all images."""
+    """Means over all images after some steps."""
 
     step: int
     log_odds: float | None
-    """What the attack climbs: log (1 - p) / p of the label's probability p."""
+    """The loss of the attack: log (1 - p) / p of the probability p of the true label."""
     margin: float | None
     broken: int
-    """Images that carry a wrong label at this very step."""
+    """Number of images with a wrong prediction at this step."""
 
 
 class RadiusProbe(Part):
-    """The attack in a ball of another size."""
+    """The attack at another radius."""
 
     eps: float
     broken: int
-    """Images broken within this radius or a smaller one."""
+    """Number of images broken within this or a smaller radius."""
 
 
 class BlackBoxProbe(Part):
-    """A short attack without gradients on what the one with gradients left."""
+    """A short black-box attack on the images that survive the gradient steps."""
 
     queries: int
     tried: int
@@ -77,53 +77,53 @@ class BlackBoxProbe(Part):
 
 
 class AgreementProbe(Part):
-    """Two answers to what is one question."""
+    """Agreement of two predictions that should be equal."""
 
     n: int
     changed: int
-    """Images that got another label."""
+    """Number of images with another predicted label."""
     difference: float | None
-    """Of an image's logits, relative to their spread: the largest."""
+    """Largest difference of logits, relative to their spread."""
 
 
 class OutputProbe(Part):
-    """What the answers look like, and at how many images."""
+    """Properties of the outputs, and the number of images that have them."""
 
     probabilities: int
-    """Not negative, and one in sum."""
+    """The outputs are not negative and sum to 1."""
     one_hot: int
-    """So far apart that their softmax is exactly one-hot in float32."""
+    """The softmax is exactly one-hot in float32."""
     median_margin: float | None
-    """Of the label's logit over the next."""
+    """Median margin of the logit of the true label over the next."""
     surest: float | None = None
-    """The largest probability that any image has of any class."""
+    """Maximum confidence over all images."""
     unmoved: int
-    """The same to the last bit under noise far below a grey level."""
+    """The logits are bit-identical under noise far below a gray level."""
     not_finite: int
-    """NaN or infinite somewhere within eps."""
+    """A logit is NaN or infinite within eps."""
     not_finite_beyond: int
-    """NaN or infinite only beyond eps, at a corner of the box."""
+    """A logit is NaN or infinite only beyond eps, at a corner of [0, 1]."""
 
 
 class NormalizationProbe(Part):
-    """Whether the images look better to the model in another scale."""
+    """Whether the model is more accurate on images in another scale."""
 
     n: int
     correct: int
-    """As they are."""
+    """Number of images classified correctly in the given scale."""
     tried: int
-    """How many scales; none where too few images are wrong for any to be significantly better."""
+    """Number of scales; 0 if too few images are wrong for a significant gain."""
     best: str | None = None
-    """The one that is, if any."""
+    """A significantly better scale, if any."""
     undone: bool = False
-    """Whether it helps to undo it."""
+    """Whether undoing that scale helps."""
     best_correct: int | None = None
     p_value: float | None = None
-    """Exact McNemar, times the number tried."""
+    """Exact McNemar test, times the number of scales."""
 
 
 class Probes(Part):
-    """Measurements on a few images of each class, which the model classifies correctly."""
+    """Trust checks on a few naturally correct images of each class."""
 
     n: int
     by_class: list[ClassProbe]
@@ -131,31 +131,31 @@ class Probes(Part):
     steps: list[StepProbe]
     radii: list[RadiusProbe]
     black_box: BlackBoxProbe | None = None
-    """None where it was not asked for."""
+    """None if not run."""
     rounding: float
-    """The difference of logits that rounding may make, relative to their spread."""
+    """Largest difference of logits due to rounding, relative to their spread."""
     repeated: AgreementProbe
-    """The same batch again."""
+    """The same batch repeated."""
     company: AgreementProbe
-    """The same image beside others."""
+    """The same image in another batch."""
     tremor: AgreementProbe
-    """Noise far below a grey level."""
+    """Noise far below a gray level."""
     output: OutputProbe
     normalization: NormalizationProbe | None = None
-    """None where it was not asked for."""
+    """None if not run."""
     forwards: int
-    """Passes of single images of the sample through the model, those with a gradient included."""
+    """Forward passes of single images, including those with a gradient."""
     backwards: int
 
 
 class Sanity(Part):
-    """What was noticed about the evaluation itself."""
+    """Findings about the evaluation, and the measurements behind them."""
 
     findings: list[Finding] = Field(default_factory=list)
     probes: Probes | None = None
 
     def at_least(self, severity: Severity) -> list[Finding]:
-        """The findings as grave as this or graver, the gravest first."""
+        """Return the findings of at least this severity, the most severe first."""
         grave = SEVERITIES[SEVERITIES.index(severity) :]
         found = [finding for finding in self.findings if finding.severity in grave]
         return sorted(found, key=lambda finding: -SEVERITIES.index(finding.severity))

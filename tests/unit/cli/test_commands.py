@@ -347,7 +347,7 @@ def test_an_evaluation_may_stop_when_the_worst_class_is_known(runs: Path, tmp_pa
     asked = ["--model", runs / "madry", "--data", "digits", "--eps", "0.1", "--attack", "fgsm"]
     code, out, _ = invoke("evaluate", *asked, "--until-worst-ci", 14, "--out", tmp_path / "soon")
     assert code == 0
-    assert "Drawn until the worst class is known to 14.0 points" in out
+    assert "Target: 95% interval of the worst class within ±14.0 points" in out
     code, _, err = invoke("evaluate", *asked, "--until-worst-ci", 0, "--out", tmp_path / "never")
     assert code == 2
     assert err == "error: until_worst_ci must be above 0 and below 50 percentage points, got 0.0\n"

@@ -290,8 +290,8 @@ def test_images_of_the_weakest_class_are_shown_with_their_predictions() -> None:
     assert "cat (61.0%) → <b>dog</b> (52.5%)" in page.text
     assert "1 of 750 images of the weakest class" in page.text
     assert [image["alt"] for image in page.all("img")] == [
-        "image 7, a cat, untouched",
-        "the change of image 7, 16 times as large",
+        "image 7, a cat, natural",
+        "the change of image 7, magnified 16 times",
         "image 7 after pgd",
     ]
 
