@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from classwise.accelerate import OptimizedCopy, release_memory, search_model
+from classwise.accelerate import FoldedCopy, release_memory, search_model
 from classwise.attacks import ATTACKS
 from classwise.core.choices import EngineName
 from classwise.core.errors import InputError
@@ -201,7 +201,7 @@ class _Evaluation:
             key: work.account(key, spec, attack, self.parts[key], self.classes)
             for key, (spec, attack) in question.attacks.items()
         }
-        how = self.searched.how if isinstance(self.searched, OptimizedCopy) else "as it is"
+        how = self.searched.how if isinstance(self.searched, FoldedCopy) else "as it is"
         report = ClassReport.from_verdicts(
             self.verdicts,
             dataset=DatasetInfo(
