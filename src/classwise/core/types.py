@@ -196,7 +196,7 @@ def _sums_by_class(
     y: Tensor,
     num_classes: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sum rows of examples by class in one operation: counts, totals, confusion, softmax. Counts are exact in float64."""
+    """Sum examples by class in one operation: counts, totals, confusion, softmax. Counts are exact in float64."""
     nat, adv = nat.double(), adv.double()
     none, all_ = torch.zeros_like(nat), torch.ones_like(nat)
     shares = guesses = nat.new_zeros(len(y), num_classes)
