@@ -78,9 +78,7 @@ EVALUATION = (
     Variant("first layer in float32, not in two halves", (changed(optimized_copy, "can_split_input", never),)),
     Variant("no channels last", (changed(torch, "channels_last", torch.contiguous_format),)),
     Variant("no CUDA graphs", (changed(cuda_graphs, "MAX_BATCH", 0), changed(optimized_copy, "MAX_BATCH", 0))),
-    Variant(
-        "CUDA graphs of passes, not of whole steps", (changed(optimized_copy.OptimizedCopy, "repeat_steps", None),)
-    ),
+    Variant("CUDA graphs of passes, not of whole steps", (changed(optimized_copy.FoldedCopy, "repeat_steps", None),)),
     Variant("no targets side by side", (changed(gradient, "ROOM", {False: 1, True: 1}),)),
     Variant("Square does not run ahead", (changed(square, "ROOM", {False: 0, True: 0}),)),
     Variant("targets by their logits", (changed(CosinePGD, "order", gradient.GradientAttack.order),)),

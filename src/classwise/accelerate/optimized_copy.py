@@ -54,14 +54,14 @@ def search_model(model: nn.Module, x: Tensor, engine: EngineName = "auto") -> nn
 
 def release_memory(searched: nn.Module) -> None:
     """Release CUDA graph memory, which PyTorch keeps after a search."""
-    if isinstance(searched, OptimizedCopy):
+    if isinstance(searched, FoldedCopy):
         searched.reset_graphs()
     if device_of(searched).type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()  # each is small, but keeps a large block allocated
         torch.cuda.empty_cache()
 
 
-def make_optimized_copy(model: nn.Module, x: Tensor, *, lowered: bool) -> OptimizedCopy | None:
+def make_optimized_copy(model: nn.Module, x: Tensor, *, lowered: bool) -> FoldedCopy | None:
     """Return the fastest copy that agrees with the model on ``x``, with a bfloat16 body if ``lowered``; or None."""
     device = device_of(model)
     if dtype_of(model) != torch.float32 or not len(x):
@@ -69,7 +69,7 @@ def make_optimized_copy(model: nn.Module, x: Tensor, *, lowered: bool) -> Optimi
     x = x[: CHECK_IMAGES[lowered]].to(device)
     for way in _WAYS if device.type == "cuda" and lowered else _WAYS[1:]:
         try:
-            copied = OptimizedCopy(model, way, device, lowered)
+            copied = FoldedCopy(model, way, device, lowered)
             copied.slack = discrepancy(model, copied, x)
         except Exception:  # user models may not allow an optimization
             continue
@@ -81,7 +81,7 @@ class NotEquivalent(Exception):
     """A copy computes another function than its model."""
 
 
-class OptimizedCopy(nn.Module):
+class FoldedCopy(nn.Module):
     """A model from float32 images to float32 logits. Its body is not listed as a submodule, because it never trains."""
 
     slack: float = 0.0

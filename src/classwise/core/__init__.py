@@ -1,4 +1,1 @@
-"""Nouns that every package shares: types, threat, random streams, model calls, errors, progress.
-
-Imports nothing of classwise.
-"""
+"""Shared definitions: types, threat, random streams, model calls, errors, progress. Imports nothing of classwise."""

@@ -1,4 +1,4 @@
-"""The errors users meet: single lines that name the value and what was expected."""
+"""Errors for users: single lines that name the value and what was expected."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """What was asked for cannot be done as asked. Commands print it on one line and exit with 2."""
+    """Invalid input. Commands print it on one line and exit with 2."""
 
 
 class Diverged(RuntimeError):
-    """Training went wrong: the loss became NaN, infinite or far larger than at the start."""
+    """Training has diverged: the loss is NaN, infinite or far larger than at the start."""
 
 
 def unknown(kind: str, name: str, options: Iterable[str]) -> InputError:
-    """An error for a name that is not registered, with the nearest name that is.
+    """Return an error for a name that is not registered, with the closest registered name.
 
     >>> str(unknown("attack", "pdg", ["pgd", "fgsm"]))
     "unknown attack 'pdg': did you mean 'pgd'? (known: fgsm, pgd)"
@@ -27,7 +27,7 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> InputError:
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """An exception as a single line.
+    """Format an exception on a single line.
 
     >>> one_line(ValueError("first\\n  second"))
     'ValueError: first second'

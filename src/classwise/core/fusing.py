@@ -1,4 +1,4 @@
-"""Chains of small operations that become one kernel where somebody compiles: a step in the ball, a loss of logits."""
+"""Functions of small operations, such as a step in the ball, that can be compiled into one kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _fusing = ContextVar("fusing", default=False)
 
 
 def fusible(function: Callable[P, T]) -> Callable[P, T]:
-    """The function as it is, and within ``fusing`` compiled for the shapes it is asked for."""
+    """Let a function be compiled within ``fusing``, once per input shape; elsewhere it is called directly."""
 
     @cache
     def fused() -> Callable[P, T]:
@@ -32,7 +32,7 @@ def fusible(function: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def fusing() -> Iterator[None]:
-    """Compile what is fusible. It takes seconds: for what is recorded once and replayed often."""
+    """Compile fusible functions in the block. It takes seconds: for steps that are captured and replayed."""
     before = _fusing.set(True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Asking a model for logits without leaving a trace on it."""
+"""Calls of a model that leave its modes, flags and buffers unchanged."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Step = Callable[..., State]
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a model returned: a tensor, ``.logits``, ``["logits"]``, or the first of a tuple.
+    """Return the logits in a model's output: a tensor, ``.logits``, ``["logits"]``, or the first item of a tuple.
 
-    Half precision is widened to float32: losses and comparisons of bfloat16 logits tie and round.
+    Half precision is converted to float32, because losses and comparisons of bfloat16 logits have ties.
     """
     if isinstance(output, tuple | list) and output:
         output = output[0]
@@ -31,10 +31,10 @@ def logits_of(output: Any) -> Tensor:
 
 
 def both(model: nn.Module, x: Tensor, x_adv: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits of two batches of one size, first the one and then the other; or by the model's own ``both``."""
-    together: Any = getattr(model, "both", None)
-    if together is not None:
-        first, second = together(x, x_adv)
+    """Return the logits of two batches of one size, by two calls or by the model's method ``both``."""
+    method: Any = getattr(model, "both", None)
+    if method is not None:
+        first, second = method(x, x_adv)
         return first, second
     return logits_of(model(x)), logits_of(model(x_adv))
 
@@ -47,14 +47,14 @@ def stepped(step: Step, state: State, times: int) -> State:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model lives: the device of its first parameter or buffer, else the CPU."""
+    """Return the device of a model's first parameter or buffer; the CPU if it has none."""
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """The floating type a model computes in: that of its first floating parameter or buffer, else float32."""
+    """Return the dtype of a model's first floating-point parameter or buffer; float32 if it has none."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point():
             return tensor.dtype
@@ -62,25 +62,25 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 
 def has_gradients(model: nn.Module) -> bool:
-    """Whether a gradient comes back through the model: not where a part of it says ``has_gradients = False``."""
+    """Return whether a model is differentiable: no module has the attribute ``has_gradients = False``."""
     return all(getattr(module, "has_gradients", True) for module in model.modules())
 
 
 @contextmanager
 def blamed_on_the_model(where: str) -> Iterator[None]:
-    """Whatever a stranger's model raises becomes one line; a want of memory stays what it is."""
+    """Convert exceptions of a user's model to one-line errors, except lack of memory."""
     try:
         yield
     except (InputError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        if "can't allocate memory" in str(error):  # how a CPU says it
+        if "can't allocate memory" in str(error):  # the message on a CPU
             raise torch.OutOfMemoryError(one_line(error, 160)) from error
         raise InputError(f"the model fails {where}: {one_line(error, 160)}") from error
 
 
 def count_outputs(model: nn.Module, x: Tensor) -> int:
-    """How many logits a model gives for these images, which it must take, and pass a gradient back to if it has any."""
+    """Count a model's logits on some images; raises if the forward or backward pass fails."""
     shape = "x".join(str(size) for size in x.shape[1:])
     with (
         blamed_on_the_model(f"on images of {shape} (channels x height x width)"),
@@ -90,7 +90,7 @@ def count_outputs(model: nn.Module, x: Tensor) -> int:
         x = x.detach().to(dtype_of(model)).requires_grad_()
         logits = logits_of(model(x))
         if len(logits) != len(x):
-            raise InputError(f"the model gives {len(logits)} answers for {len(x)} images")
+            raise InputError(f"the model returned {len(logits)} rows of logits for {len(x)} images")
         if has_gradients(model):
             torch.autograd.grad(logits.sum(), x, allow_unused=True)
     return int(logits.shape[1])
@@ -98,30 +98,30 @@ def count_outputs(model: nn.Module, x: Tensor) -> int:
 
 @contextmanager
 def exact(device: torch.device) -> Iterator[None]:
-    """Float32 that is float32: no autocast of the caller's, and on a GPU no TF32, which keeps ten bits of a product."""
+    """Compute float32 exactly in the block: no autocast, and on a GPU no TF32, which has ten mantissa bits."""
     switches = _tf32_switches() if device.type == "cuda" else []
-    before = [getattr(place, name) for place, name, _ in switches]
+    before = [getattr(owner, name) for owner, name, _ in switches]
     try:
-        for place, name, strict in switches:
-            setattr(place, name, strict)
+        for owner, name, strict in switches:
+            setattr(owner, name, strict)
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        for (place, name, _), value in zip(switches, before, strict=True):
-            setattr(place, name, value)
+        for (owner, name, _), value in zip(switches, before, strict=True):
+            setattr(owner, name, value)
 
 
 def _tf32_switches() -> list[tuple[Any, str, Any]]:
-    """Where TF32 is switched off, and how. Newer versions of torch refuse a mixture with the older flags."""
+    """Return the flags that disable TF32 and their values. Newer torch versions reject a mixture with older flags."""
     if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-        places = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
-        return [(place, "fp32_precision", "ieee") for place in places]
+        owners = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+        return [(owner, "fp32_precision", "ieee") for owner in owners]
     return [(torch.backends.cudnn, "allow_tf32", False), (torch.backends.cuda.matmul, "allow_tf32", False)]
 
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no parameter asking for gradients; modes, flags and buffers are given back as they were."""
+    """Set evaluation mode and disable parameter gradients in the block; restore modes, flags and buffers at its end."""
     modes = [(module, module.training) for module in model.modules()]
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers()]
@@ -140,5 +140,5 @@ def frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(needed)
         with torch.no_grad():
             for buffer, version, value in buffers:
-                if buffer._version != version:  # a model may count or remember in its own forward pass
+                if buffer._version != version:  # a forward pass may change buffers
                     buffer.copy_(value)

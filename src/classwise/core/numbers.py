@@ -1,4 +1,4 @@
-"""Numbers as users write them."""
+"""Parsing of numbers in user input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fractions import Fraction
 
 
 def parse_number(value: object) -> object:
-    """Read ``8/255`` as a number; anything else is left for the type's own conversion.
+    """Convert a fraction such as ``8/255`` to a number and return anything else unchanged.
 
     >>> parse_number("8/255") == 8 / 255, parse_number("0.031")
     (True, '0.031')

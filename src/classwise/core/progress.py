@@ -1,4 +1,4 @@
-"""How long work tells how far it is, without knowing who listens."""
+"""Progress reporting of long tasks, independent of its display."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """An epoch that a training has finished. Its numbers are on disk when this is told."""
+    """A finished epoch of a training. Its metrics are on disk when it is reported."""
 
     run: Path
     """The run directory."""
     epochs: int
-    """So many the recipe asks for."""
+    """Number of epochs in the recipe."""
     classes: Sequence[str]
     history: Sequence[Mapping[str, Any]]
-    """The records of metrics.jsonl, this epoch's last; after a resumption with those of before."""
+    """All records of metrics.jsonl up to this epoch, also those before ``--resume``."""
 
     @property
     def record(self) -> Mapping[str, Any]:
-        """The record of this epoch."""
+        """The record of this epoch in metrics.jsonl."""
         return self.history[-1]
 
 
 class Progress(Protocol):
-    """Where long work reports. Commands show it; a program may pass its own."""
+    """Receives progress reports. Commands display them; programs may pass their own implementation."""
 
     def start(self, task: str, total: int, done: int = 0) -> None:
-        """A task of ``total`` units begins; ``done`` of them were finished before."""
+        """Start a task of ``total`` units, of which ``done`` are finished already."""
 
     def advance(self, amount: int = 1, note: str = "") -> None:
-        """Some units are finished."""
+        """Report finished units."""
 
     def epoch(self, epoch: Epoch) -> None:
-        """A training has finished an epoch; of several side by side, one of them."""
+        """Report a finished epoch of one training."""
 
     def finish(self) -> None:
-        """The task is over."""
+        """End the task."""
 
 
 class Silent(Progress):
-    """Reports nothing."""
+    """Ignores all reports."""
 
     def start(self, task: str, total: int, done: int = 0) -> None:
         pass

@@ -1,8 +1,8 @@
-"""Randomness for attacks: from a torch generator in training, from one stream per example in evaluation.
+"""Random numbers for attacks: from a torch generator in training, from one stream per example in evaluation.
 
-An evaluation must not depend on how examples are batched, on which were dropped as broken, on the device, or on
-where an interrupted run was taken up. So its random numbers are a function of the seed, the example's index, the
-draw and the position alone: integers mixed by the splitmix64 finaliser, bit for bit the same on every device.
+Evaluation results must not depend on batching, on which examples are already broken, on the device, or on where an
+interrupted run was resumed. Its random numbers are therefore a function of the seed, the example's index, the number of
+the draw and the position: integers mixed by the splitmix64 finalizer, bit-identical on all devices.
 """
 
 # B batch
@@ -19,24 +19,24 @@ from torch import Tensor
 
 
 class Noise(Protocol):
-    """Random tensors in the shape, dtype and device of another."""
+    """A source of random tensors with the shape, dtype and device of a given tensor."""
 
     def uniform(self, like: Tensor) -> Tensor:
-        """Uniform in [0, 1)."""
+        """Draw uniformly from [0, 1)."""
 
     def normal(self, like: Tensor) -> Tensor:
-        """Standard normal."""
+        """Draw from the standard normal distribution."""
 
     def take(self, rows: Tensor) -> Noise:
-        """The noise of some examples of the batch."""
+        """Return the noise of some examples of the batch."""
 
     def fork(self, numbers: Sequence[int]) -> Noise:
-        """The noise of several attempts at the same examples, one after the other in a batch. Number 0 is this one."""
+        """Return the noise of several attempts on the same examples, concatenated. Number 0 is this noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedNoise:
-    """Draws for a whole batch from one torch generator (None: torch's global one)."""
+    """Noise for a whole batch from one torch generator (None: torch's global one)."""
 
     generator: torch.Generator | None = None
 
@@ -55,15 +55,15 @@ class SharedNoise:
 
 @dataclass(slots=True)
 class ExampleNoise:
-    """One independent, reproducible stream for every example."""
+    """Noise from one independent, reproducible stream per example."""
 
     seed: int
     index: Tensor
-    """(B,) identity of each example, the same in every run."""
+    """(B,) index of each example in its data set."""
     draws: int = field(default=0)
 
     def uniform(self, like: Tensor) -> Tensor:
-        # 24 bits are what a float32 in [0, 1) holds exactly, so no rounding can reach 1.
+        # A float32 in [0, 1) represents 24 bits exactly, so rounding cannot reach 1.
         return ((self._bits(like) >> 8) & 0xFFFFFF).to(like.dtype) / 2**24
 
     def normal(self, like: Tensor) -> Tensor:
@@ -88,16 +88,16 @@ class ExampleNoise:
 
 @dataclass(frozen=True, slots=True)
 class PartNoise:
-    """Draws for a whole batch from one torch generator, and keeps some rows.
+    """Noise for a share of a batch: some rows of what is drawn for the whole batch from one torch generator.
 
-    Processes that share a batch, with generators in one state, so have the noise that one process would have had.
+    Processes that share a batch and have generators in the same state use the noise that one process would use.
     """
 
     generator: torch.Generator
     rows: Tensor
-    """(B,) places in the whole batch."""
+    """(B,) positions in the whole batch."""
     whole: int
-    """Examples in the whole batch."""
+    """Number of examples in the whole batch."""
 
     def uniform(self, like: Tensor) -> Tensor:
         return SharedNoise(self.generator).uniform(self._whole(like))[self.rows]
@@ -117,32 +117,32 @@ class PartNoise:
 
 
 Randomness = torch.Generator | ExampleNoise | PartNoise | None
-"""What may drive an attack: a torch generator, one stream per example, a part of a batch, or torch's global state."""
+"""Source of an attack's noise: a torch generator, streams per example, a share of a batch, or torch's global state."""
 
 
 def noise_of(generator: Randomness) -> Noise:
-    """The noise that something random makes."""
+    """Return the noise of a source."""
     return generator if isinstance(generator, ExampleNoise | PartNoise) else SharedNoise(generator)
 
 
 def draw(shares: Tensor, generator: Randomness) -> Tensor:
-    """(B,) one of K for every row of shares (B, K)."""
+    """Draw one of K classes (B,) for every row of ``shares`` (B, K), which are proportional to probabilities."""
     noise = noise_of(generator)
     limits = shares.cumsum(1)
-    place = noise.uniform(limits[:, :1]) * limits[:, -1:]
-    # The first beyond the place, or the last of all. However sums are rounded, it must be one that has a share.
+    point = noise.uniform(limits[:, :1]) * limits[:, -1:]
+    # The first class whose limit exceeds the point, else the last one; whatever the rounding, its share is positive.
     numbers = torch.arange(shares.shape[1], device=shares.device)
     last = (numbers * (shares > 0)).amax(1, keepdim=True)
-    return torch.where((limits > place) & (shares > 0), numbers, last).amin(1)
+    return torch.where((limits > point) & (shares > 0), numbers, last).amin(1)
 
 
 def _signed(value: int) -> int:
-    """The low 64 bits of an integer, read as signed."""
+    """Return the low 64 bits of an integer as a signed integer."""
     return (value + 2**63) % 2**64 - 2**63
 
 
 def _mix(z: Tensor) -> Tensor:
-    """The finaliser of splitmix64 on int64 tensors, whose products wrap; shifts are made logical by a mask."""
+    """Apply the splitmix64 finalizer to int64 tensors, whose products wrap; masks make the shifts logical."""
     z = (z ^ ((z >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ ((z >> 27) & (2**37 - 1))) * _signed(0x94D049BB133111EB)
     return z ^ ((z >> 31) & (2**33 - 1))

@@ -1,6 +1,6 @@
-"""What the attacker may do: a ball of radius eps around each image, cut with the box of valid images [0, 1].
+"""The threat model: a ball of radius eps around each image, intersected with the box [0, 1] of valid images.
 
-``eps`` keeps the text it was given in, because 8/255 and 0.031 are different threats and reports must show which.
+``eps`` keeps its text, because 8/255 and 0.031 are different threats and reports show which one was used.
 """
 
 # B batch; images are (B, C, H, W) in [0, 1]
@@ -23,7 +23,7 @@ from classwise.core.streams import Noise
 Start = Literal["uniform", "gaussian", "zero"]
 
 TOLERANCE = 1e-6
-"""Rounding allowed when checking membership: adding and subtracting eps in float32 is exact to about 1e-7."""
+"""Rounding allowed in membership checks: adding and subtracting eps in float32 is exact to about 1e-7."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Threat:
 
     @classmethod
     def parse(cls, eps: float | str, norm: str = "Linf") -> Threat:
-        """Read a radius, written as a number or a fraction.
+        """Parse a radius, given as a number or a fraction.
 
         >>> Threat.parse("8/255")
         Threat(norm='Linf', eps=0.03137254901960784, text='8/255')
@@ -57,7 +57,7 @@ class Threat:
         return cls(norm, value, text)  # type: ignore[arg-type]
 
     def ball(self, x: Tensor, scale: Tensor | None = None) -> Ball:
-        """The ball around each image of a batch; ``scale`` (B,) stretches single radii."""
+        """Return the ball around each image of a batch; ``scale`` (B,) multiplies the radii."""
         stretch = x.new_ones(x.shape[0]) if scale is None else scale.to(x)
         stretch = stretch.view(-1, *[1] * (x.dim() - 1))
         radius = self.eps * stretch
@@ -73,25 +73,25 @@ class Threat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ball:
-    """The feasible set of every example of a batch."""
+    """The feasible set of each example of a batch."""
 
     centre: Tensor
     radius: Tensor
     """(B, 1, 1, 1)."""
     stretch: Tensor
-    """(B, 1, 1, 1) radius relative to eps; steps are stretched alike, so the search looks the same in every ball."""
+    """(B, 1, 1, 1) radius relative to eps. Step sizes scale with it, so that the search is the same in every ball."""
     low: Tensor
     high: Tensor
-    """(B, C, H, W) bounds of every pixel: the box, and the box that holds the ball."""
+    """(B, C, H, W) bounds of every pixel: [0, 1] intersected with the bounding box of the ball."""
     norm: Norm
 
     def take(self, rows: Tensor) -> Ball:
-        """The balls of some examples."""
+        """Return the balls of some examples."""
         names = ("centre", "radius", "stretch", "low", "high")
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
     def project(self, x: Tensor) -> Tensor:
-        """The nearest feasible point (Linf), or a feasible point (L2).
+        """Return the nearest feasible point (Linf) or a feasible point (L2).
 
         For L2 the point is scaled onto the ball and then clipped to the box. The centre lies in the box, so
         clipping moves every coordinate towards the centre's side and never leaves the ball.
@@ -102,13 +102,13 @@ class Ball:
         return x.clamp(self.low, self.high)
 
     def step(self, x: Tensor, gradient: Tensor, size: float | Tensor) -> Tensor:
-        """One step of steepest ascent in this norm, projected back. A zero gradient moves nothing."""
+        """Take one step of steepest ascent in this norm and project it. Zero gradients change nothing."""
         if self.norm == "Linf":
             return _sign_step(x, gradient, size, self.stretch, self.low, self.high)
         return self.project(torch.addcmul(x, size * self.stretch, unit(gradient)))
 
     def start(self, how: Start, noise: Noise) -> Tensor:
-        """A starting point: uniform in the ball, the centre with a little Gaussian noise, or the centre."""
+        """Return a starting point: uniform in the ball, the centre plus Gaussian noise (std 0.001), or the centre."""
         if how == "zero":
             return self.centre.clone()
         if how == "gaussian":
@@ -121,12 +121,12 @@ class Ball:
         return self.project(self.centre + self.radius * share * unit(direction))
 
     def contains(self, x: Tensor) -> Tensor:
-        """(B,) bool: finite, within the radius and within [0, 1], up to rounding."""
+        """Return whether points (B,) are finite, within the radius and within [0, 1], up to rounding."""
         delta = (x - self.centre).flatten(1).double()
         if self.norm == "Linf":
             size, allowed = delta.abs().amax(1), TOLERANCE
         else:
-            # Every coordinate adds its own rounding, and together they are as long as the root of their number.
+            # Rounding errors of the coordinates add up to a length proportional to the root of their number.
             size, allowed = delta.norm(dim=1), max(TOLERANCE, TOLERANCE / 10 * math.sqrt(delta.shape[1]))
         inside = size <= self.radius.flatten().double() + allowed
         flat = x.flatten(1)
@@ -140,14 +140,14 @@ def _sign_step(x: Tensor, gradient: Tensor, size: float | Tensor, stretch: Tenso
 
 
 def length(x: Tensor) -> Tensor:
-    """The Euclidean length of each example, shaped to divide it."""
-    # torch's norm adds up one by one on a CPU, which on large images costs four digits; its sum does not.
+    """Return the Euclidean norm of each example, with shape (B, 1, 1, 1)."""
+    # On a CPU, torch's norm sums sequentially and loses four digits on large images; its sum does not.
     return x.flatten(1).square().sum(1).sqrt().view(-1, *[1] * (x.dim() - 1))
 
 
 def unit(x: Tensor) -> Tensor:
-    """Each example scaled to length one; zero stays zero."""
-    # The gradient of a confident model may be so small that its squares are zero: its largest entry goes first.
+    """Scale each example to norm 1; zero stays zero."""
+    # Gradients of confident models can be so small that their squares underflow: divide by the largest entry first.
     largest = x.flatten(1).abs().amax(1).view(-1, *[1] * (x.dim() - 1))
     scaled = x / largest.clamp_min(torch.finfo(x.dtype).tiny)
     return scaled / length(scaled).clamp_min(1e-12)

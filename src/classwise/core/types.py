@@ -1,7 +1,7 @@
-"""The nouns every room shares: what a policy turns, what it is told, what an objective returns.
+"""Shared types: class controls, class statistics, loss terms, and the protocols of attacks, objectives and policies.
 
-A class-wise method is a function from class statistics to class controls. It never sees a model, an attack or
-a loader, so every policy composes with every objective.
+A class-wise method is a function from class statistics to class controls. It never sees a model, an attack or a loader,
+so every policy composes with every objective.
 """
 
 # B batch, K classes
@@ -23,27 +23,27 @@ from classwise.core.streams import Randomness
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassControls:
-    """What a policy may turn. Every vector is (K,) and 1 means "as the objective has it"."""
+    """The settings that a policy may change per class. Vectors are (K,); 1 means the objective's own value."""
 
     weight_nat: Tensor
     """Weight of the natural term."""
     weight_adv: Tensor
     """Weight of the adversarial term."""
     eps_scale: Tensor
-    """Radius of the training attack, relative to eps."""
+    """Radius of the training attack relative to eps."""
     beta_scale: Tensor
-    """Strength of the robust regulariser, relative to beta."""
+    """Strength of the robust regularizer relative to beta."""
     sampling: Tensor | None = None
-    """Class distribution to draw batches from; None draws every example once an epoch."""
+    """Class distribution of batches; None: every example once per epoch."""
     targets: Tensor | None = None
-    """(K, K), rows sum to one: which class a targeted training attack aims at."""
+    """(K, K) distribution of the target class of the training attack for each true class; rows sum to 1."""
     temperature_nat: Tensor | None = None
     temperature_adv: Tensor | None = None
-    """Temperature of a teacher's answers on clean and on attacked images, relative to the objective's; None: 1."""
+    """Temperature of a teacher in the natural and the adversarial term, relative to the objective's; None: 1."""
 
     @classmethod
     def uniform(cls, num_classes: int) -> ClassControls:
-        """Every class treated alike: plain training."""
+        """Return controls that treat all classes equally."""
         ones = torch.ones(num_classes)
         return cls(weight_nat=ones, weight_adv=ones, eps_scale=ones, beta_scale=ones)
 
@@ -53,17 +53,17 @@ class ClassControls:
         return len(self.weight_nat)
 
     def to(self, device: torch.device) -> ClassControls:
-        """The same controls on another device."""
+        """Return the controls on another device."""
         present = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
         return replace(self, **{name: value.to(device) for name, value in present.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a policy is told of a training before it begins."""
+    """What a policy knows about a training before it starts."""
 
     classes: tuple[str, ...]
-    """Their names, in the order of the labels."""
+    """Class names in the order of the labels."""
     beta: float = 1.0
     """Strength of the objective's adversarial term."""
 
@@ -73,7 +73,7 @@ class Task:
         return len(self.classes)
 
     def label(self, name: str | int) -> int:
-        """A class by its name or its number."""
+        """Return the label of a class given by name or number."""
         text = str(name)
         if text in self.classes:
             return self.classes.index(text)
@@ -95,16 +95,21 @@ class LossTerms:
     beta: float
     """Strength of the adversarial term."""
     logits_nat: Tensor | None = None
-    """(B, K) on the clean images, where the objective computes them."""
+    """(B, K) logits on natural images, if the objective computes them."""
     logits_adv: Tensor | None = None
-    """(B, K) on the attacked images, where the objective attacks."""
+    """(B, K) logits on adversarial images, if the objective attacks."""
 
 
 def reduce(terms: LossTerms, y: Tensor, controls: ClassControls) -> Tensor:
-    """The mean loss of a batch: the one place where class controls meet the loss."""
+    """Return the mean loss of a batch, weighted by class controls."""
     nat = controls.weight_nat[y] * terms.nat
     adv = controls.weight_adv[y] * controls.beta_scale[y] * terms.adv
     return (nat + terms.beta * adv).mean()
+
+
+_COUNTS = ("n", "n_nat", "n_adv", "correct_nat", "correct_adv")
+_TOTALS = ("loss_nat", "loss_adv", "loss", "ce_nat", "ce_adv")
+"""Vectors of ``ClassStats``: counts and sums, in the order of ``_sums_by_class``."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,9 +119,9 @@ class ClassStats:
     n: Tensor
     """(K,) examples seen."""
     n_nat: Tensor
-    """(K,) of these, examples with a natural verdict."""
+    """(K,) of these, examples with logits on natural images."""
     n_adv: Tensor
-    """(K,) of these, examples with an adversarial verdict."""
+    """(K,) of these, examples with logits on adversarial images."""
     correct_nat: Tensor
     correct_adv: Tensor
     loss_nat: Tensor
@@ -124,18 +129,18 @@ class ClassStats:
     loss_adv: Tensor
     """(K,) sum of the adversarial terms, without beta, float64."""
     loss: Tensor
-    """(K,) sum of the whole loss, natural plus beta times adversarial, unweighted, float64."""
+    """(K,) sum of the loss, natural plus beta times adversarial, without class weights, float64."""
     confusion_adv: Tensor
-    """(K, K) true class by class predicted under attack."""
+    """(K, K) counts by true class and class predicted under attack."""
     softmax_adv: Tensor
     """(K, K) sum of the softmax under attack over the examples of each true class, float64."""
     ce_nat: Tensor
     ce_adv: Tensor
-    """(K,) sum of the cross-entropy on clean and on attacked images, whatever the objective minimises, float64."""
+    """(K,) sums of the cross-entropy on natural and on adversarial images, whatever the objective, float64."""
 
     @classmethod
     def zeros(cls, num_classes: int, device: torch.device | str = "cpu") -> ClassStats:
-        """Statistics of nothing: the neutral element of ``+``."""
+        """Return statistics of no examples."""
 
         def count(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
@@ -144,42 +149,16 @@ class ClassStats:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
         k = num_classes
-        return cls(
-            n=count(k),
-            n_nat=count(k),
-            n_adv=count(k),
-            correct_nat=count(k),
-            correct_adv=count(k),
-            loss_nat=total(k),
-            loss_adv=total(k),
-            loss=total(k),
-            confusion_adv=count(k, k),
-            softmax_adv=total(k, k),
-            ce_nat=total(k),
-            ce_adv=total(k),
-        )
+        vectors = {name: count(k) for name in _COUNTS} | {name: total(k) for name in _TOTALS}
+        return cls(**vectors, confusion_adv=count(k, k), softmax_adv=total(k, k))
 
     @classmethod
     def of(cls, terms: LossTerms, y: Tensor, num_classes: int) -> ClassStats:
-        """Those of a batch, without waiting for the device."""
+        """Compute the statistics of a batch without synchronizing with the device."""
         sums = _sums_by_class(terms.nat, terms.adv, terms.beta, terms.logits_nat, terms.logits_adv, y, num_classes)
         counts, totals, confusion, softmax = sums
-        n, n_nat, n_adv, correct_nat, correct_adv = counts
-        loss_nat, loss_adv, loss, ce_nat, ce_adv = totals
-        return cls(
-            n=n,
-            n_nat=n_nat,
-            n_adv=n_adv,
-            correct_nat=correct_nat,
-            correct_adv=correct_adv,
-            loss_nat=loss_nat,
-            loss_adv=loss_adv,
-            loss=loss,
-            confusion_adv=confusion,
-            softmax_adv=softmax,
-            ce_nat=ce_nat,
-            ce_adv=ce_adv,
-        )
+        vectors = dict(zip(_COUNTS + _TOTALS, (*counts, *totals), strict=True))
+        return cls(**vectors, confusion_adv=confusion, softmax_adv=softmax)
 
     def __iadd__(self, other: ClassStats) -> ClassStats:
         pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
@@ -192,17 +171,17 @@ class ClassStats:
         return ClassStats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def cpu(self) -> ClassStats:
-        """The same statistics on the host, where policies work."""
+        """Return the statistics on the CPU, where policies use them."""
         return ClassStats(**{f.name: getattr(self, f.name).cpu() for f in fields(self)})
 
     @property
     def natural(self) -> Tensor:
-        """(K,) natural accuracy as a fraction; NaN for a class without verdicts."""
+        """(K,) natural accuracy as a fraction; NaN for classes without examples."""
         return self.correct_nat / self.n_nat
 
     @property
     def robust(self) -> Tensor:
-        """(K,) accuracy under attack as a fraction; NaN for a class without verdicts."""
+        """(K,) robust accuracy as a fraction; NaN for classes without examples."""
         return self.correct_adv / self.n_adv
 
 
@@ -217,10 +196,7 @@ def _sums_by_class(
     y: Tensor,
     num_classes: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The rows of examples summed into those of their classes at once: counts, totals, confusion, softmax.
-
-    In float64 counts are exact.
-    """
+    """Sum examples by class in one operation: counts, totals, confusion, softmax. Counts are exact in float64."""
     nat, adv = nat.double(), adv.double()
     none, all_ = torch.zeros_like(nat), torch.ones_like(nat)
     shares = guesses = nat.new_zeros(len(y), num_classes)
@@ -388,37 +364,37 @@ class Objective(Protocol):
 
 
 class Policy(Protocol):
-    """Turns class statistics into class controls. Subclass it and override what the paper needs."""
+    """Computes class controls from class statistics. Subclasses override the methods that their paper needs."""
 
     paper: ClassVar[str] = ""
-    """Whose idea it is, as in ``Li & Liu 2023``."""
+    """The source, as in ``Li & Liu 2023``."""
     turns: ClassVar[tuple[str, ...]] = ()
-    """The controls it turns."""
+    """The controls it sets."""
     uses: ClassVar[tuple[str, ...]] = ()
-    """The statistics it looks at, as in ``val.robust``."""
+    """The statistics it uses, as in ``val.robust``."""
     fine_tunes: ClassVar[bool] = False
-    """Whether it is made for a model that is robust already."""
+    """Whether it needs a robust model to start from."""
 
     def start(self, task: Task) -> ClassControls:
-        """The controls of the first epoch."""
+        """Return the controls of the first epoch."""
         return ClassControls.uniform(task.num_classes)
 
     def on_epoch_end(self, train: ClassStats, val: ClassStats, epoch: int) -> ClassControls | None:
-        """The controls of the next epoch, or None to keep the present ones. Epochs count from 1."""
+        """Return the controls of the next epoch, or None to keep the current ones. Epochs count from 1."""
         return None
 
     def on_batch(self, terms: LossTerms, y: Tensor) -> ClassControls | None:
-        """Controls for this very batch, before its loss is reduced; None to keep the epoch's.
+        """Return controls for this batch before its loss is reduced, or None to keep the epoch's.
 
-        Made on the device of ``y`` and without waiting for it, they are part of the compiled step.
+        If they are computed on the device of ``y`` without synchronization, they become part of the compiled step.
         """
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs; tensors and plain values only."""
+        """Return the state for a checkpoint; tensors and plain values only."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state."""
+        """Restore the state of a checkpoint."""
         if state:
-            raise ValueError(f"{type(self).__name__} keeps no state, but was given {sorted(state)}")
+            raise ValueError(f"{type(self).__name__} has no state, got {sorted(state)}")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from classwise.accelerate import OptimizedCopy, release_memory, search_model
+from classwise.accelerate import FoldedCopy, release_memory, search_model
 from classwise.attacks import ATTACKS
 from classwise.core.choices import EngineName
 from classwise.core.errors import InputError
@@ -227,7 +227,7 @@ def _report(
         ),
         model={
             **model_info,
-            "searched": run.searched.how if isinstance(run.searched, OptimizedCopy) else "as it is",
+            "searched": run.searched.how if isinstance(run.searched, FoldedCopy) else "as it is",
             "versions": versions(),
             "hardware": hardware(),
         },

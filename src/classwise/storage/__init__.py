@@ -1,1 +1,1 @@
-"""Tables on disk. Imports ``errors``, ``files`` and ``metrics`` only; no torch."""
+"""Files on disk: run directories, tables of verdicts and of margins. May import core and metrics; no torch."""

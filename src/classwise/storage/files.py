@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, and digests that tell whether two things are the same."""
+"""Atomic files, JSON, and digests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from classwise.core.errors import InputError
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; on success it is synced to disk and renamed into place."""
+    """Yield a temporary path next to ``path``; on success, sync the file to disk and rename it to ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
@@ -25,7 +25,7 @@ def atomic(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
-        # mkstemp makes files private; what we write is as public as the user's umask says.
+        # mkstemp creates private files; apply the user's umask instead.
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
@@ -41,12 +41,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically. NaN is refused: an absent number is null."""
+    """Write a JSON file atomically. NaN raises ValueError: missing numbers are null."""
     write_text(path, json_text(value) + "\n")
 
 
 def json_text(value: Any, margin: str = "\n") -> str:
-    """JSON to be read: an entry a line, but a list of plain values on one, as a row of a matrix.
+    """Format JSON with one entry per line, and lists of plain values on a single line.
 
     >>> print(json_text({"a": [[1, 0], [0, 2]], "b": []}))
     {
@@ -69,17 +69,17 @@ def json_text(value: Any, margin: str = "\n") -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; a missing or torn one is a user's error."""
+    """Read a JSON file; raises InputError if it is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"no such file: {path}") from None
-    except ValueError as error:  # no JSON, no text, or a number with thousands of digits
+    except ValueError as error:  # invalid JSON, invalid text, or a number with thousands of digits
         raise InputError(f"{path} is not readable JSON: {error}") from None
 
 
 def digest(*parts: bytes | memoryview | str) -> str:
-    """A short stable fingerprint of the parts, in order.
+    """Return a short, stable hash of the parts in order.
 
     >>> digest("a", b"b") == digest("a", "b") != digest("ab")
     True
@@ -93,5 +93,5 @@ def digest(*parts: bytes | memoryview | str) -> str:
 
 
 def digest_json(value: Any) -> str:
-    """The fingerprint of a JSON value, whatever the order of its keys."""
+    """Return the digest of a JSON value, independent of the order of keys."""
     return digest(json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False))

@@ -1,8 +1,8 @@
-"""The margin matrix of a model: how close an attacker brings each example to each wrong class.
+"""The margin matrix of a model: the smallest margin of each example over each wrong class under attack.
 
 Row i holds ``m_ij = min over the ball of z_y - z_j``, the smallest margin of label y over class j that a targeted
-attack found, and the natural logits. Class biases b move a margin by ``b_y - b_j`` and change nothing else, so the
-natural and robust accuracy of every class under any bias vector follows from this table alone, without the model.
+attack found, and the natural logits. Class biases b change a margin by ``b_y - b_j`` and nothing else, so the natural
+and robust accuracy of every class for any bias vector follows from this table, without the model.
 """
 
 # N examples, K classes
@@ -30,22 +30,22 @@ _LARGEST = float(np.finfo(np.float16).max)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Margins:
-    """Natural logits and attacked margins of some examples. Rows not computed yet are NaN."""
+    """Natural logits and margins under attack of some examples. Pending rows are NaN."""
 
     index: Ints
-    """(N,) position of the example in its data set."""
+    """(N,) index of the example in its data set."""
     label: Ints
     natural: Matrix
     """(N, K) logits without attack."""
     attacked: Matrix
-    """(N, K) smallest margin found over each wrong class, infinite in the column of the label."""
+    """(N, K) smallest margin found over each wrong class; infinite in the column of the label."""
     info: dict[str, Any]
-    """Data, threat, search settings and fingerprint. ``targets`` is how many wrong classes were attacked; the margins
-    over the others are upper bounds, from the points that those attacks reached."""
+    """Data, threat, search settings and fingerprint. ``targets`` is the number of wrong classes that were attacked;
+    margins over the others are upper bounds, from the points that those attacks found."""
 
     @classmethod
     def pending(cls, index: Ints, label: Ints, num_classes: int, info: dict[str, Any]) -> Margins:
-        """A table with no row computed."""
+        """Return a table of pending rows."""
         empty = np.full((len(index), num_classes), np.nan, dtype=np.float32)
         return cls(index=index, label=label, natural=empty, attacked=empty.copy(), info=info)
 
@@ -59,24 +59,24 @@ class Margins:
 
     @property
     def missing(self) -> NDArray[np.bool_]:
-        """(N,) rows not computed yet."""
+        """(N,) whether rows are pending."""
         return np.asarray(np.isnan(self.natural[:, 0]))
 
     @property
     def complete(self) -> bool:
-        """Whether every row is computed."""
+        """Whether no row is pending."""
         return not bool(self.missing.any())
 
     @property
     def without_attack(self) -> Matrix:
-        """(N, K) margins of the natural logits, infinite in the column of the label."""
+        """(N, K) margins of the natural logits; infinite in the column of the label."""
         rows = np.arange(len(self))
         margins = self.natural[rows, self.label][:, None] - self.natural
         margins[rows, self.label] = np.inf
         return margins
 
     def take(self, rows: np.ndarray) -> Margins:
-        """The table of some examples."""
+        """Return the table of some examples."""
         return Margins(
             index=self.index[rows],
             label=self.label[rows],
@@ -101,12 +101,12 @@ class Margins:
                 compression="zstd",
                 compression_level=9,
                 use_dictionary=False,
-                use_byte_stream_split=True,  # exponents beside exponents: a tenth smaller
+                use_byte_stream_split=True,  # groups exponents: 10% smaller
             )
 
     @classmethod
     def load(cls, path: Path) -> Margins:
-        """Read a table."""
+        """Read a table; raises InputError if it is missing or damaged."""
         try:
             table = pq.read_table(path)
             info = json.loads((table.schema.metadata or {})[b"classwise.margins"])
@@ -126,7 +126,7 @@ class Margins:
 
 
 def _column(values: Matrix) -> pa.Array:
-    """A matrix as a column of fixed-size lists of half floats; finite values beyond their range are clipped."""
+    """Convert a matrix to a column of fixed-size lists of float16; finite values beyond its range are clipped."""
     clipped = np.where(np.isfinite(values), np.clip(values, -_LARGEST, _LARGEST), values)
     flat = pa.array(np.ascontiguousarray(clipped, dtype=np.float16).reshape(-1), type=pa.float16())
     return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])

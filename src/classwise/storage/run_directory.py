@@ -1,8 +1,8 @@
-"""A run directory: what was asked, by which software on which machine, and the claim that no other run writes here.
+"""Run directories: files of a run, and ``run.json`` with its request, software and hardware.
 
-``run.json`` has one section for a training, one for a repair and one for an evaluation, because the evaluation of a
-trained or repaired model usually lies beside its checkpoints. A section carries a fingerprint of everything that
-decides the result; a directory whose fingerprint differs holds another run and is left alone.
+``run.json`` has a section each for training, repair and evaluation, because the evaluation of a trained or repaired
+model is usually written next to its checkpoints. A section has a fingerprint of everything that determines the result;
+a directory with another fingerprint belongs to another run and is not changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECTIONS: tuple[Section, ...] = get_args(Section)
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """A place on disk for one training, one evaluation, or an evaluation beside its training."""
+    """The directory of a training or a repair, of an evaluation, or of both."""
 
     path: Path
 
@@ -68,7 +68,7 @@ class RunDirectory:
 
     @property
     def validation_margins(self) -> Path:
-        """That of the images a training held out."""
+        """The margin matrix of a training's validation images."""
         return self.path / "validation-margins.parquet"
 
     @property
@@ -76,30 +76,32 @@ class RunDirectory:
         return self.path / "repair.json"
 
     def read(self) -> dict[str, Any]:
-        """The contents of run.json; empty where there is none."""
+        """Return the contents of run.json, without sections if there is no file."""
         file = self.path / "run.json"
         if not file.exists():
             return {"schema": SCHEMA}
         contents = read_json(file)
         if not isinstance(contents, dict):
-            raise InputError(f"{file} is not the record of a run: expected an object, got {contents!r:.40}")
+            raise InputError(f"{file} is not a run record: expected an object, got {contents!r:.40}")
         for section in SECTIONS:
             if not isinstance(contents.get(section, {}), dict):
-                raise InputError(f"{file} is not the record of a run: {section} is {contents[section]!r:.40}")
+                raise InputError(
+                    f"{file} is not a run record: expected an object in {section}, got {contents[section]!r:.40}"
+                )
         return contents
 
     def made(self) -> dict[str, Any]:
-        """The section that made the model of this directory, a training or a repair; empty where there is none."""
+        """Return the section of the training or repair that produced the model; empty if there is none."""
         contents = self.read()
         found: dict[str, Any] = contents.get("training", contents.get("repair", {}))
         return found
 
     def held_out(self, total: int) -> Ints:
-        """Which of so many training images were held out for validation."""
+        """Return the indices of the validation images among ``total`` training images."""
         record = read_json(self.validation)
         indices = record.get("indices") if isinstance(record, dict) else None
         if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < total for index in indices):
-            raise InputError(f"{self.validation} does not tell which of {total} images were held out")
+            raise InputError(f"{self.validation} does not list indices of held-out images below {total}")
         return np.unique(np.asarray(indices, dtype=np.int64))
 
     def claim(
@@ -111,10 +113,10 @@ class RunDirectory:
         resume: bool,
         beside: Section | None = None,
     ) -> bool:
-        """Take the directory for a run. True where an earlier try of the same run left something to resume.
+        """Reserve the directory for a run and return whether there is an interrupted run to resume.
 
-        A directory that holds another run, or this one without ``resume``, is an error and stays untouched. What
-        lies there already of the section ``beside`` belongs to this run.
+        Raises InputError, without changes, if the directory holds another run, or the same run and ``resume`` is False.
+        An existing section ``beside`` belongs to this run.
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file, not a directory")
@@ -124,11 +126,11 @@ class RunDirectory:
             for other in SECTIONS:
                 if other in contents and other != beside:
                     raise InputError(f"{self.path} holds the {other} of another run: choose another --out")
-            # Hidden files are temporary ones that a killed process left, or the file manager's.
+            # Ignore hidden files: temporary files of killed processes, files of file managers.
             names = [entry.name for entry in self.path.iterdir()] if self.path.exists() else []
-            foreign = sorted(name for name in names if not name.startswith("."))
-            if foreign and "run.json" not in foreign:
-                raise InputError(f"{self.path} is not empty and holds no run ({foreign[0]}): choose another --out")
+            visible = sorted(name for name in names if not name.startswith("."))
+            if visible and "run.json" not in visible:
+                raise InputError(f"{self.path} is not empty and holds no run ({visible[0]}): choose another --out")
         elif present.get("fingerprint") != fingerprint:
             changed = ", ".join(_differences(present.get("asked", {}), details.get("asked", {}))) or "its inputs"
             raise InputError(f"{self.path} holds another {section} (differs in {changed}): choose another --out")
@@ -147,18 +149,18 @@ class RunDirectory:
         return False
 
     def note(self, section: Section, **details: Any) -> None:
-        """Add details to what is known of a run."""
+        """Add details to a section."""
         contents = self.read()
         contents[section] |= details
         write_json(self.path / "run.json", contents)
 
     def finish(self, section: Section, **details: Any) -> None:
-        """Note that the run is over, and what came of it."""
+        """Mark a section as finished and add its results."""
         self.note(section, finished=_now(), **details)
 
 
 def versions() -> dict[str, str]:
-    """The software that decides a result."""
+    """Return the versions of the software that determines a result."""
     names = ("torch", "numpy", "pillow")
     found = {"python": platform.python_version(), "classwise": classwise.__version__}
     for name in names:
@@ -170,7 +172,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine, in words."""
+    """Describe the machine."""
     import torch
 
     return {
@@ -188,7 +190,7 @@ def _differences(before: Any, after: Any, prefix: str = "") -> list[str]:
             for key in sorted(before.keys() | after.keys())
             for line in _differences(before.get(key), after.get(key), f"{prefix}.{key}" if prefix else str(key))
         ]
-    return [] if before == after else [f"{prefix}: {before} there, {after} asked"]
+    return [] if before == after else [f"{prefix}: {before} there, {after} requested"]
 
 
 def _now() -> str:

@@ -1,7 +1,6 @@
-"""One row per example: what the model said of it untouched, after each attack, and what each attack cost.
+"""The table of verdicts: per example, the predictions without and under each attack, and the passes of each attack.
 
-Every number and picture is derived from this table, so anything can be recomputed, merged, compared example by
-example, and resumed.
+All results derive from this table, so that they can be recomputed, merged, compared example by example, and resumed.
 """
 
 # N examples
@@ -21,7 +20,7 @@ from classwise.metrics.counts import Ints
 from classwise.storage.files import atomic
 
 PENDING = -1
-"""A verdict not reached yet; null in the file."""
+"""A pending prediction; null in the file."""
 NATURAL = "natural"
 WORST_CASE = "worst-case"
 _GROUPS = {
@@ -31,7 +30,7 @@ _GROUPS = {
     "forwards": "forwards:",
     "backwards": "backwards:",
 }
-"""Columns of one kind, and what their names begin with in the file."""
+"""Groups of columns and the prefixes of their names in the file."""
 _MARGINS = "margin:"
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
@@ -39,49 +38,48 @@ Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Verdicts:
-    """Predicted labels, natural and under every attack. A naturally wrong example is broken by ``natural``."""
+    """Predicted labels, natural and under every attack. Naturally misclassified examples are broken by ``natural``."""
 
     index: Ints
-    """(N,) position of the example in its data set."""
+    """(N,) index of the example in its data set."""
     label: Ints
     natural: Ints
     attacks: dict[str, Ints] = field(default_factory=dict)
-    """Under each attack that searched the ball."""
+    """Predictions under each attack within the threat model."""
     stages: dict[str, Ints] = field(default_factory=dict)
-    """After each stage of an attack that has stages, ``attack/stage``; what an earlier one broke stays broken."""
+    """Predictions after each stage of an ensemble, ``attack/stage``; examples broken by earlier stages stay broken."""
     corrupted: dict[str, Ints] = field(default_factory=dict)
-    """Under corruptions that know no ball, and so have no part in the worst case."""
+    """Predictions under corruptions, which are outside the threat model and not part of the worst case."""
     forwards: dict[str, Ints] = field(default_factory=dict)
     backwards: dict[str, Ints] = field(default_factory=dict)
-    """Passes through the model that each example took, for each attack and stage that searched."""
+    """Passes per example for each attack and stage."""
     margins: dict[str, Floats] = field(default_factory=dict)
-    """How far beyond the boundary each of them left the example: the largest wrong logit minus the label's; NaN where
-    it did not run."""
+    """Largest wrong logit minus the label's after each attack and stage; NaN where it did not run."""
 
     @classmethod
     def pending(
         cls, index: Ints, label: Ints, attacks: Iterable[str], stages: Iterable[str] = (), corrupted: Iterable[str] = ()
     ) -> Verdicts:
-        """A table with nothing decided yet."""
+        """Return a table of pending predictions."""
 
-        def undecided(keys: Iterable[str]) -> dict[str, Ints]:
+        def pending_columns(keys: Iterable[str]) -> dict[str, Ints]:
             return {key: np.full(len(index), PENDING, dtype=np.int64) for key in keys}
 
         return cls(
             index=index,
             label=label,
-            natural=undecided([NATURAL])[NATURAL],
-            attacks=undecided(attacks),
-            stages=undecided(stages),
-            corrupted=undecided(corrupted),
+            natural=pending_columns([NATURAL])[NATURAL],
+            attacks=pending_columns(attacks),
+            stages=pending_columns(stages),
+            corrupted=pending_columns(corrupted),
         )
 
     def take(self, rows: np.ndarray) -> Verdicts:
-        """The table of some examples."""
+        """Return the table of some examples."""
         groups = {group: {key: column[rows] for key, column in getattr(self, group).items()} for group in _GROUPS}
         margins = {key: column[rows] for key, column in self.margins.items()}
-        whole = (self.index[rows], self.label[rows], self.natural[rows])
-        return Verdicts(index=whole[0], label=whole[1], natural=whole[2], margins=margins, **groups)
+        index, label, natural = (column[rows] for column in (self.index, self.label, self.natural))
+        return Verdicts(index=index, label=label, natural=natural, margins=margins, **groups)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -95,23 +93,26 @@ class Verdicts:
 
     @property
     def keys(self) -> list[str]:
-        """``natural``, then the attacks in the order they ran."""
+        """``natural`` and the attacks in order of execution."""
         return [NATURAL, *self.attacks]
 
     @property
     def parts(self) -> list[str]:
-        """The same, with the stages of an attack in its place where it has any."""
+        """The keys, with ensembles replaced by their stages."""
         stages = {key: [stage for stage in self.stages if stage.startswith(f"{key}/")] for key in self.keys}
         return [part for key in self.keys for part in stages[key] or [key]]
 
     @property
     def complete(self) -> bool:
-        """Whether every verdict has been reached."""
+        """Whether no prediction is pending."""
         columns = [self.natural, *self.attacks.values(), *self.stages.values(), *self.corrupted.values()]
         return all(bool((column != PENDING).all()) for column in columns)
 
     def predictions(self, key: str) -> Ints:
-        """(N,) predicted labels: natural, under an attack, after a stage, or under whichever attack broke it first."""
+        """Return predicted labels (N,): natural, under an attack, after a stage, or in the worst case.
+
+        In the worst case the prediction is that of the first attack that breaks the example.
+        """
         if key == NATURAL:
             return self.natural
         if key != WORST_CASE:
@@ -122,26 +123,26 @@ class Verdicts:
         return worst
 
     def survived(self, key: str = WORST_CASE) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """(N,) whether the label was kept."""
+        """Return whether the prediction is correct (N,)."""
         return np.asarray(self.predictions(key) == self.label)
 
     @property
     def broken_by(self) -> list[str | None]:
-        """(N,) the first of ``parts`` that broke each example, None where nothing did."""
+        """(N,) the first of ``parts`` that broke each example; None for examples that survived."""
         names = np.full(len(self), None, dtype=object)
         for part in reversed(self.parts):
             names[~self.survived(part) & (self.predictions(part) != PENDING)] = part
         return list(names)
 
     def _columns(self) -> dict[str, Ints]:
-        """Every column under its name in the file."""
+        """Return all prediction and count columns by their names in the file."""
         columns = {"index": self.index, "label": self.label, NATURAL: self.natural}
         for group, prefix in _GROUPS.items():
             columns |= {f"{prefix}{key}": column for key, column in getattr(self, group).items()}
         return columns
 
     def save(self, path: Path, fingerprint: str) -> None:
-        """Write the table atomically, with the fingerprint of the evaluation it belongs to."""
+        """Write the table atomically, with the fingerprint of its evaluation."""
         decided = np.logical_and.reduce([self.predictions(key) != PENDING for key in self.keys])
         columns = {name: pa.array(column, mask=column == PENDING) for name, column in self._columns().items()}
         for key, margins in self.margins.items():
@@ -154,7 +155,7 @@ class Verdicts:
 
     @classmethod
     def load(cls, path: Path) -> tuple[Verdicts, str]:
-        """Read a table and the fingerprint it was saved with."""
+        """Read a table and its fingerprint; raises InputError if it is missing or damaged."""
         try:
             table = pq.read_table(path)
             columns = {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
@@ -162,9 +163,9 @@ class Verdicts:
 
             def ints(name: str) -> Ints:
                 values = columns[name]
-                if values.dtype.kind == "f":  # a column with nulls reads as float
+                if values.dtype.kind == "f":  # columns with nulls are read as float
                     values = np.where(np.isnan(values), PENDING, values)
-                return np.array(values, dtype=np.int64)  # a copy: what is pending will be filled in
+                return np.array(values, dtype=np.int64)  # a copy, because pending rows will be filled in
 
             def group(prefix: str) -> dict[str, Ints]:
                 return {name.removeprefix(prefix): ints(name) for name in columns if name.startswith(prefix)}

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from classwise.accelerate import OptimizedCopy, capture, make_optimized_copy
+from classwise.accelerate import FoldedCopy, capture, make_optimized_copy
 from classwise.core.errors import one_line
 from classwise.core.fusing import fusing
 from classwise.core.model_calls import logits_of
@@ -44,7 +44,7 @@ class StepModel(nn.Module):
 
     place: Tensor
 
-    def __init__(self, model: nn.Module, optimized: OptimizedCopy, precision: Precision, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, optimized: FoldedCopy, precision: Precision, device: torch.device) -> None:
         super().__init__()
         self.register_buffer("place", torch.zeros((), device=device))
         views = [model.train(), paired_view(model.train())]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from classwise.accelerate import OptimizedCopy, make_optimized_copy, search_model
+from classwise.accelerate import FoldedCopy, make_optimized_copy, search_model
 from classwise.accelerate.folding import ConvReLU, conv_relu, fold_batch_norms, fuse_relus, overwrite_in_place
 from classwise.accelerate.optimized_copy import NotEquivalent, _as_sum, discrepancy
 from classwise.models import digits_cnn, preact_resnet18, resnet18, small_cnn
@@ -69,7 +69,7 @@ def test_a_twin_follows_its_model(way: str, make: Callable[[], nn.Module], shape
     torch.manual_seed(0)
     model = lively(make())
     x = torch.rand(4, *shape)
-    twin = OptimizedCopy(model, way, CPU, lowered=False)
+    twin = FoldedCopy(model, way, CPU, lowered=False)
     assert torch.allclose(twin(x), model(x), rtol=1e-4, atol=1e-4)
     before = twin(x)
     with torch.no_grad():
@@ -89,7 +89,7 @@ def test_a_twin_leaves_its_model_alone() -> None:
     state = {name: value.clone() for name, value in model.state_dict().items()}
     flags = [parameter.requires_grad for parameter in model.parameters()]
     twin = make_optimized_copy(model, torch.rand(4, 1, 8, 8), lowered=False)
-    assert isinstance(twin, OptimizedCopy)
+    assert isinstance(twin, FoldedCopy)
     assert model.training
     assert [parameter.requires_grad for parameter in model.parameters()] == flags
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
@@ -135,7 +135,7 @@ def test_no_twin_of_a_random_model() -> None:
 def test_a_model_that_cannot_be_read_is_copied_as_it_is() -> None:
     model = Branching()
     twin = search_model(model, torch.rand(8, 1, 8, 8))
-    assert isinstance(twin, OptimizedCopy)
+    assert isinstance(twin, FoldedCopy)
     assert twin.how == "as it is"
 
 
@@ -258,7 +258,7 @@ def test_what_has_another_reader_is_not_overwritten() -> None:
 def test_a_lowered_twin_keeps_the_bits_of_images_and_logits() -> None:
     torch.manual_seed(0)
     model = lively(resnet18(num_classes=7))
-    twin = OptimizedCopy(model, "in few kernels", CPU, lowered=True)
+    twin = FoldedCopy(model, "in few kernels", CPU, lowered=True)
     twin.lowered = False  # no autocast here: this CPU may not have it
     x = torch.rand(4, 3, 16, 16)
     with torch.no_grad():
@@ -271,7 +271,7 @@ def test_a_lowered_twin_keeps_the_bits_of_images_and_logits() -> None:
 
 def test_weights_are_taken_over_where_no_batch_norm_was_folded() -> None:
     model = digits_cnn(in_channels=1)
-    twin = OptimizedCopy(model, "in few kernels", CPU, lowered=False)
+    twin = FoldedCopy(model, "in few kernels", CPU, lowered=False)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import classwise as cw
-from classwise.accelerate import OptimizedCopy
+from classwise.accelerate import FoldedCopy
 from classwise.attacks import AutoAttack, Fast
 from classwise.core.errors import InputError
 from classwise.core.progress import Progress
@@ -368,7 +368,7 @@ def test_evaluation_releases_its_objects(run: Path) -> None:
     gc.disable()
     try:
         cw.evaluate(model, "digits", attacks=[f"fast:{SHORT}"], eps=EPS, per_class=3)
-        left = [thing for thing in gc.get_objects() if type(thing) in (OptimizedCopy, Run, BatchLoop, Cascade)]
+        left = [thing for thing in gc.get_objects() if type(thing) in (FoldedCopy, Run, BatchLoop, Cascade)]
     finally:
         gc.enable()
     assert not left

@@ -305,7 +305,7 @@ def test_directory_of_another_run_is_not_overwritten(model: nn.Module, tmp_path:
     before = (out / "report.json").read_bytes()
     with pytest.raises(InputError, match=r"already holds this evaluation: add --resume"):
         cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=2, out=out)
-    with pytest.raises(InputError, match=r"holds another evaluation \(differs in per_class: 2 there, 3 asked\)"):
+    with pytest.raises(InputError, match=r"holds another evaluation \(differs in per_class: 2 there, 3 requested\)"):
         cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, per_class=3, out=out, resume=True)
     with torch.no_grad():
         next(model.parameters()).add_(1)

@@ -475,7 +475,7 @@ def test_finished_repair_is_not_overwritten(run: Path, straight: Path) -> None:
     how: dict[str, Any] = {"batch_size": 40, "out": straight, **QUICK}
     before = contents(straight)
     assert "already holds this repair: add --resume" in complaint(run, "digits", rule="worst", **how)
-    assert "choice: rule worst there, rule tenth asked" in complaint(run, "digits", rule="tenth", **how)
+    assert "choice: rule worst there, rule tenth requested" in complaint(run, "digits", rule="tenth", **how)
     cw.repair(run, "digits", rule="worst", resume=True, **how)
     assert contents(straight) == before
 

@@ -75,8 +75,8 @@ def test_another_run_names_what_differs(run, resume):
     asked = {"data": "digits/test", "threat": "Linf 4/255", "model": {"name": "net", "width": 16}, "seed": 3}
     message = refused(run, "f2", asked, resume=resume)
     assert message == (
-        f"{run} holds another training (differs in model.width: 8 there, 16 asked, seed: None there, 3 asked, "
-        "threat: Linf 8/255 there, Linf 4/255 asked): choose another --out"
+        f"{run} holds another training (differs in model.width: 8 there, 16 requested, seed: None there, 3 requested, "
+        "threat: Linf 8/255 there, Linf 4/255 requested): choose another --out"
     )
 
 
