@@ -47,7 +47,7 @@ def as_image_set(data: Any, *, name: str, split: str, classes: Sequence[str] | N
         images, labels = _from_items(_items(data))
     else:
         expected = "(images, labels), a Dataset, a DataLoader or a spec"
-        raise InputError(f"data is {type(data).__name__}; expected {expected}")
+        raise InputError(f"data has type {type(data).__name__}; expected {expected}")
     return ImageSet(name=name, split=split, images=_nchw(images, labels.size), labels=labels, classes=names)
 
 
@@ -202,7 +202,7 @@ def _pair(item: Any, where: str) -> tuple[Any, Any]:
         return item[image], item[label]
     if isinstance(item, tuple | list) and len(item) >= 2:
         return item[0], item[1]
-    raise InputError(f"{where} is a {type(item).__name__}; expected (image, label) or a dict with both")
+    raise InputError(f"{where} has type {type(item).__name__}; expected (image, label) or a dict with both")
 
 
 def _image(value: Any, where: str) -> np.ndarray:

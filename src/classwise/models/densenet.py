@@ -1,13 +1,13 @@
 """DenseNet with the stem for small images: a 3x3 convolution, no batch norm after it and no max-pool.
 
 Huang et al., Densely Connected Convolutional Networks (CVPR 2017), table 1: DenseNet-BC with growth 32 and
-compression 1/2. State-dict names as in the widespread CIFAR code: ``conv1, dense1.0.bn1, ..., trans1.conv, ..., bn,
+compression 1/2. State-dict names as in the widely used CIFAR code: ``conv1, dense1.0.bn1, ..., trans1.conv, ..., bn,
 linear``.
 
-6,956,298 (121) and 12,493,322 (169) parameters for ten classes. With a stem of 7x7 and its batch norm (9,536
-parameters for 1,728) and a thousand classes these are torchvision's 7,978,856 and 14,149,480.
+6,956,298 (121) and 12,493,322 (169) parameters for ten classes. With a stem of 7x7 and its batch norm (9,536 parameters
+instead of 1,728) and 1,000 classes these are torchvision's 7,978,856 and 14,149,480.
 
-Deviations: the stem. The final pooling averages over the whole map, whatever its size; on 32x32 images it is 4x4.
+Deviations: the stem. The final pooling averages the whole map, which is 4x4 for 32x32 images.
 """
 
 # B batch, K classes, C channels
@@ -25,11 +25,11 @@ from classwise.models.initialization import he_normal
 from classwise.models.settings import Count, architecture
 
 GROWTH = 32
-"""Planes that every layer adds."""
+"""The number of planes that each layer adds."""
 
 
 class DenseLayer(nn.Module):
-    """A 1x1 and a 3x3 convolution, each after batch norm and ReLU; their result is stacked on the input."""
+    """A 1x1 and a 3x3 convolution, each after batch norm and ReLU; the result is concatenated to the input."""
 
     def __init__(self, in_planes: int) -> None:
         super().__init__()
@@ -41,11 +41,11 @@ class DenseLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.conv1(F.relu(self.bn1(x)))
         out = self.conv2(F.relu(self.bn2(out)))
-        return torch.cat([out, x], 1)  # in this order in the CIFAR code, and checkpoints depend on it
+        return torch.cat([out, x], 1)  # the order of the CIFAR code, on which checkpoints depend
 
 
 class Transition(nn.Module):
-    """Half the planes and half the size."""
+    """Halve the number of planes and the size."""
 
     def __init__(self, in_planes: int, planes: int) -> None:
         super().__init__()
@@ -57,11 +57,11 @@ class Transition(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """Four dense blocks with a transition between each two; ``layers`` says how many layers each block has."""
+    """Four dense blocks with transitions between them; ``layers`` is the number of layers of each block."""
 
     def __init__(self, layers: Sequence[int], *, num_classes: int = 10, in_channels: int = 3) -> None:
         super().__init__()
-        entering = [2 * GROWTH]  # a block takes so many planes; a transition before it got twice as many
+        entering = [2 * GROWTH]  # the input planes of each block; the transition before it has twice as many
         for repeated in layers:
             entering.append((entering[-1] + repeated * GROWTH) // 2)
         first, second, third, fourth, half = entering

@@ -1,7 +1,7 @@
-"""Models from the Hugging Face hub, its cache, or a folder that is laid out like a repository there.
+"""Models from the Hugging Face hub, its cache, or a folder with the layout of a repository.
 
-Only configurations and safetensors are fetched and read: no pickles, and never code of a repository. The image
-processor of a model of transformers becomes a part of the model.
+Only configurations and safetensors are downloaded and read: no pickles and no code. The image processor of a
+transformers model becomes a part of the model.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from classwise.models.size_limits import check_numbers, no_larger_than_its_weigh
 
 PROCESSOR = "preprocessor_config.json"
 FILES = (CONFIG, "*.safetensors", PROCESSOR, "*.safetensors.index.json")
-"""What is fetched of a repository."""
+"""The files of a repository that are downloaded."""
 
 RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""Pillow's ways of resizing, by their numbers."""
+"""Pillow's resampling filters by number."""
 
 STEPS = {"do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"}
-"""What a processor may do to an image here; images are RGB already."""
+"""The supported steps of an image processor; images are already RGB."""
 
 
 def folder_of(spec: str) -> Path:
-    """The folder that ``hf:DIR`` or ``hf:org/name@revision`` names, fetched if need be."""
+    """Return the folder of ``hf:DIR`` or ``hf:org/name@revision``, downloading it if necessary."""
     place = spec.partition(":")[2].strip()
     folder = Path(place).expanduser()
     if place and folder.is_dir():
@@ -46,16 +46,16 @@ def folder_of(spec: str) -> Path:
 
 
 def fetch(repository: str, revision: str | None, files: Sequence[str], complete: Callable[[Path], bool]) -> Path:
-    """A folder with some files of a repository: of the hub's cache where that is complete, else downloaded."""
+    """Return a folder with files of a repository, from the hub's cache if complete, else downloaded."""
     from huggingface_hub import snapshot_download
 
-    # First without the network: once downloaded, the same files serve every later run.
+    # The cache is tried first, so that no later run needs the network.
     for offline in (True, False):
         try:
             folder = Path(
                 snapshot_download(repository, revision=revision, allow_patterns=list(files), local_files_only=offline)
             )
-        except Exception as error:  # the hub, the network and the disk each have errors of their own
+        except Exception as error:  # the hub, the network and the disk raise many kinds of exceptions
             if not offline:
                 raise InputError(
                     f"cannot download {repository} from the Hugging Face hub: {one_line(error, 120)}"
@@ -63,18 +63,18 @@ def fetch(repository: str, revision: str | None, files: Sequence[str], complete:
         else:
             if complete(folder):
                 return folder
-    raise InputError(f"{repository} on the Hugging Face hub has not all of {', '.join(files[:3])}")
+    raise InputError(f"{repository} on the Hugging Face hub does not have all of {', '.join(files[:3])}")
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether a model could be loaded from it; an export of ours has no image processor."""
+    """Whether a folder has all files of a model; directories of ``classwise export`` have no image processor."""
     if not (folder / CONFIG).is_file() or not any(folder.glob("*.safetensors")):
         return False
     return (folder / PROCESSOR).is_file() or read_config(folder).get("schema") == SCHEMA
 
 
 def transformers_model(folder: Path, num_classes: int | None) -> nn.Module:
-    """A classifier of transformers that takes images in [0, 1], prepared by what its image processor says."""
+    """Load an image classifier of transformers with its image processor as a part of the model."""
     transformers = optional("transformers", "hf")
     check_numbers(folder / CONFIG, read_config(folder))
     settings = {"local_files_only": True, "trust_remote_code": False}
@@ -87,24 +87,28 @@ def transformers_model(folder: Path, num_classes: int | None) -> nn.Module:
             processor = transformers.AutoImageProcessor.from_pretrained(folder, **settings)
     except InputError:
         raise
-    except Exception as error:  # whatever is wrong in files of others
-        raise InputError(f"{folder} is not a classifier that transformers can load: {one_line(error, 200)}") from error
+    except Exception as error:  # invalid files raise many kinds of exceptions
+        raise InputError(
+            f"{folder} is not an image classifier that transformers can load: {one_line(error, 200)}"
+        ) from error
     absent = [*found["missing_keys"], *found["mismatched_keys"]]
-    if absent:  # transformers would begin with random weights there
-        raise InputError(f"{folder} lacks {len(absent)} weights of its model, as {str(absent[0])[:80]!r}")
+    if absent:  # transformers would initialize them randomly
+        raise InputError(
+            f"{folder}: {len(absent)} weights are missing or have other shapes, such as {str(absent[0])[:80]!r}"
+        )
     if num_classes is not None and model.config.num_labels != num_classes:
-        raise InputError(f"{folder} tells {model.config.num_labels} classes apart, but {num_classes} are needed")
+        raise InputError(f"{folder} has {model.config.num_labels} classes, but the data has {num_classes}")
     try:
         return prepared(model, processor.to_dict())
     except InputError as error:
         raise InputError(f"{folder}: {error}") from error
-    except Exception as error:  # numbers that are texts, keys that are not there
-        raise InputError(f"{folder}: its image processor cannot be read: {one_line(error, 120)}") from error
+    except Exception as error:  # wrong types and missing keys
+        raise InputError(f"{folder}: the image processor cannot be read: {one_line(error, 120)}") from error
 
 
 @contextmanager
 def _quiet(log: Any) -> Iterator[None]:
-    """No bars and warnings of transformers; what is wrong comes as an exception or is checked here."""
+    """Suppress progress bars and warnings of transformers; problems are exceptions or are checked here."""
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
     log.disable_progress_bar()
@@ -117,12 +121,15 @@ def _quiet(log: Any) -> Iterator[None]:
 
 
 def prepared(model: nn.Module, processor: Mapping[str, Any]) -> nn.Module:
-    """The model behind its image processor, given as what stands in ``preprocessor_config.json``."""
-    strange = [key for key, value in processor.items() if key.startswith("do_") and value and key not in STEPS]
-    strange += [key for key in ("rescale_offset",) if processor.get(key)]
-    if strange:
-        raise InputError(f"its image processor has {strange[0]}, which cannot be put into the model here")
-    # Processors begin with pixels from 0 to 255.
+    """Add an image processor, given as the content of ``preprocessor_config.json``, to a model."""
+    unsupported = [key for key, value in processor.items() if key.startswith("do_") and value and key not in STEPS]
+    unsupported += [key for key in ("rescale_offset",) if processor.get(key)]
+    if unsupported:
+        raise InputError(
+            f"the image processor has {unsupported[0]}; supported are resizing, center cropping, rescaling and "
+            "normalization"
+        )
+    # Processors take pixels in 0..255.
     scale = 255 * float(processor["rescale_factor"]) if processor.get("do_rescale") else 255.0
     mean, std = [0.0], [1.0]
     if processor.get("do_normalize"):
@@ -135,19 +142,19 @@ def _resize(processor: Mapping[str, Any]) -> Resize | None:
     if processor.get("do_center_crop"):
         crop = _sides(processor["crop_size"])
         if not processor.get("do_resize"):
-            raise InputError("its image processor crops without resizing, which cannot be put into the model here")
+            raise InputError("the image processor crops without resizing, which is not supported")
     if not processor.get("do_resize"):
         return None
     mode = RESAMPLING[int(processor.get("resample", 2))]
-    share = processor.get("crop_pct")  # ConvNeXt's way: small images are cut from larger ones
-    if share is not None:
+    fraction = processor.get("crop_pct")  # ConvNeXt resizes to a larger size before the crop
+    if fraction is not None:
         side = int(dict(size or {}).get("shortest_edge", 0))
-        return Resize(int(side / share), mode, (side, side)) if side < 384 else Resize((side, side), mode)
+        return Resize(int(side / fraction), mode, (side, side)) if side < 384 else Resize((side, side), mode)
     sides = dict(size or {})
     return Resize(int(sides["shortest_edge"]) if set(sides) == {"shortest_edge"} else _sides(sides), mode, crop)
 
 
 def _sides(size: Any) -> tuple[int, int]:
     if not isinstance(size, Mapping) or set(size) != {"height", "width"}:
-        raise InputError(f"its image processor has sizes {str(size)[:80]!r}; expected height and width")
+        raise InputError(f"the image processor has the size {str(size)[:80]!r}; expected height and width")
     return int(size["height"]), int(size["width"])

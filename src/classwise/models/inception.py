@@ -1,18 +1,17 @@
-"""GoogLeNet and Inception-v3 with stems for small images: parallel branches whose results are stacked.
+"""GoogLeNet and Inception-v3 with stems for small images.
 
 Szegedy et al., Going Deeper with Convolutions (CVPR 2015), table 1, and Rethinking the Inception Architecture for
 Computer Vision (CVPR 2016), sections 6 and figures 5 to 7, 10. State-dict names of GoogLeNet as in the widespread
 CIFAR code: ``pre_layers.0, a3.b1.0, ..., b5.b4.1, linear``.
 
-GoogLeNet has 6,166,250 parameters for ten classes, as that code has; Inception-v3 21,806,058: torchvision's 27,161,264
-for a thousand classes less the auxiliary head (3,326,696) and less 2,028,510 in the linear layer.
+GoogLeNet has 6,166,250 parameters for ten classes, as that code has; Inception-v3 has 21,806,058, which are
+torchvision's 27,161,264 for 1,000 classes without the auxiliary head (3,326,696) and 2,028,510 of the linear layer.
 
-Deviations, both: no auxiliary heads, which batch norm made needless and which would make a pass in training mode differ
-from one in evaluation; no dropout; the average before the head is over the whole map. GoogLeNet: the stem is one 3x3
-convolution to 192 planes without any pooling; batch norm after every convolution, which keeps its bias; the 5x5
-convolutions are two of 3x3, as in the second paper. Inception-v3: the five convolutions of the stem keep the size of
-the image, and its two poolings are left out. The planes inside its branches are those of the authors' code: the paper
-gives the sums only.
+Deviations of both: no auxiliary heads, which are unnecessary with batch norm; no dropout; the final pooling averages
+the whole map. GoogLeNet: the stem is one 3x3 convolution to 192 planes without pooling; batch norm after every
+convolution, which keeps its bias; two 3x3 convolutions instead of 5x5, as in the second paper. Inception-v3: the five
+convolutions of the stem keep the size of the image, and its two poolings are omitted. The numbers of planes inside the
+branches are those of the authors' code, because the paper gives only the sums.
 """
 
 # B batch, K classes, C channels
@@ -29,7 +28,7 @@ from classwise.models.settings import Count, architecture
 
 
 class Branches(nn.ModuleDict):
-    """Several modules on one input, their results stacked along the channels."""
+    """Modules on the same input, with results concatenated along the channels."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([branch(x) for branch in self.values()], 1)
@@ -62,7 +61,7 @@ class GoogLeNet(nn.Module):
 
 
 def _module(in_planes: int, one: int, three: tuple[int, int], five: tuple[int, int], pool: int) -> Branches:
-    """A row of table 1: the planes of the 1x1 branch, those of the 3x3 and 5x5 branches after their reductions, ..."""
+    """Build a row of table 1 from the planes of its branches; 3x3 and 5x5 branches have a reduction first."""
     return Branches(
         {
             "b1": nn.Sequential(*_biased(in_planes, one, 1)),
@@ -79,7 +78,7 @@ def _biased(in_planes: int, planes: int, kernel: int) -> tuple[nn.Module, ...]:
 
 
 class InceptionV3(nn.Module):
-    """A stem, then three, four and two modules of branches with a reduction of the size between them."""
+    """A stem, then three, four and two modules of branches with size reductions between them."""
 
     def __init__(self, *, num_classes: int = 10, in_channels: int = 3) -> None:
         super().__init__()
@@ -110,7 +109,7 @@ class InceptionV3(nn.Module):
 
 
 def _five(in_planes: int, pool: int) -> Branches:
-    """Figure 5: a 5x5 convolution, and one of 5x5 as two of 3x3."""
+    """Figure 5: branches with a 5x5 convolution and with two 3x3 convolutions."""
     return _branches(
         _chain(in_planes, (64, 1)),
         _chain(in_planes, (48, 1), (64, 5)),
@@ -120,7 +119,7 @@ def _five(in_planes: int, pool: int) -> Branches:
 
 
 def _seven(planes: int) -> Branches:
-    """Figure 6: convolutions of 7x7 as 1x7 and 7x1, once and twice."""
+    """Figure 6: branches with one and two 7x7 convolutions, each factored into 1x7 and 7x1."""
     wide, high = (1, 7), (7, 1)
     return _branches(
         _chain(768, (192, 1)),
@@ -131,7 +130,7 @@ def _seven(planes: int) -> Branches:
 
 
 def _expanded(in_planes: int) -> Branches:
-    """Figure 7: 1x3 and 3x1 side by side on the coarsest grid."""
+    """Figure 7: branches that split into 1x3 and 3x1 convolutions."""
     return _branches(
         _chain(in_planes, (320, 1)),
         nn.Sequential(_chain(in_planes, (384, 1)), _split()),
@@ -153,7 +152,7 @@ def _branches(*branches: nn.Module) -> Branches:
 
 
 def _chain(in_planes: int, *layers: tuple[int, int | tuple[int, int]], stride: int = 1) -> nn.Sequential:
-    """Convolutions with batch norm and ReLU, each (planes, kernel); the last has the stride, and then no padding."""
+    """Convolutions (planes, kernel) with batch norm and ReLU; a stride applies to the last one, without padding."""
     chain = nn.Sequential()
     for number, (planes, kernel) in enumerate(layers, start=1):
         high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel

@@ -1,13 +1,13 @@
-"""LeNet-5 with rectifiers, for images of 28 and 32 pixels.
+"""LeNet-5 with ReLUs, for images of 28 and 32 pixels.
 
 LeCun et al., Gradient-Based Learning Applied to Document Recognition (Proc. IEEE 1998), figure 2: C1, S2, C3, S4, C5,
-F6. State-dict names as in the widespread CIFAR code: ``conv1, conv2, fc1, fc2, fc3``.
+F6. State-dict names as in the widely used CIFAR code: ``conv1, conv2, fc1, fc2, fc3``.
 
-61,706 parameters for one channel and ten classes, 62,006 for three channels: the usual counts of its modern form.
+61,706 parameters for one channel and ten classes, 62,006 for three channels, the usual counts of its modern form.
 
-Deviations: ReLU for the scaled tanh, the maximum for the trainable subsampling, every map of C3 connected to all six
-maps of S2, a linear head with cross-entropy for the radial basis functions. As in the paper, digits of 28 pixels lie in
-the middle of a field of 32, here of zeros; of larger images S4 takes the maxima of 5x5 regions.
+Deviations: ReLU instead of the scaled tanh, max-pooling instead of trainable subsampling, every map of C3 connected to
+all six maps of S2, and a linear head with cross-entropy instead of radial basis functions. As in the paper, images of
+28 pixels are padded to 32, here by zeros; for larger images, S4 takes the maxima of 5x5 regions.
 """
 
 # B batch, K classes, C channels
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from classwise.models.settings import Count, architecture
 
 FIELD = 32
-"""The least height and width that the convolutions see."""
+"""The height and width to which smaller images are padded."""
 
 
 class LeNet(nn.Module):
@@ -47,5 +47,5 @@ class LeNet(nn.Module):
 
 @architecture
 def lenet(*, num_classes: Count = 10, in_channels: Count = 1) -> nn.Module:
-    """LeNet-5 with rectifiers."""
+    """LeNet-5 with ReLUs."""
     return LeNet(num_classes=num_classes, in_channels=in_channels)

@@ -19,7 +19,7 @@ from classwise.models.model_config import WEIGHTS, exported, read_config
 from classwise.models.normalize import normalized
 from classwise.models.onnx import OnnxModel
 from classwise.models.size_limits import no_larger_than_its_weights
-from classwise.models.timm_torchvision import build_zoo, is_zoo, published_weights
+from classwise.models.timm_torchvision import build_from_library, is_library, published_weights
 from classwise.models.torchscript import load_script
 from classwise.models.weights import load_weights, with_weights
 from classwise.models.weights_file import SUFFIXES
@@ -70,9 +70,9 @@ def load_model(
         if weights is not None:
             raise InputError(f"model {spec!r} includes its weights: leave out the weights {str(weights)!r}")
         model = _load_whole(spec, trust=trust, **sizes)
-    elif is_zoo(spec) and weights is None and not allow_untrained:
+    elif is_library(spec) and weights is None and not allow_untrained:
         published = published_weights(spec)
-        model = build_zoo(spec)  # with the number of classes and channels of the published weights
+        model = build_from_library(spec)  # with the number of classes and channels of the published weights
         load_weights(model, published)
     else:
         if weights is None and not allow_untrained and _registered(spec):
@@ -92,12 +92,14 @@ def build_model(spec: str, *, num_classes: int | None = None, in_channels: int |
         raise InputError(f"model {spec!r} includes its weights: it can be evaluated, but not built without them")
     if _registered(spec):
         return _build_registered(spec, num_classes=num_classes, in_channels=in_channels)
-    if is_zoo(spec):
-        return build_zoo(spec, num_classes=num_classes, in_channels=in_channels)
+    if is_library(spec):
+        return build_from_library(spec, num_classes=num_classes, in_channels=in_channels)
     if is_attribute_spec(spec):
         model = call_attribute(spec, "model")
         if not isinstance(model, nn.Module):
-            raise InputError(f"model {spec!r} returned a {type(model).__name__}; expected a torch.nn.Module")
+            raise InputError(
+                f"model {spec!r} returned an object of type {type(model).__name__}; expected a torch.nn.Module"
+            )
         return model
     if spec.endswith(".py"):
         raise InputError(f"model {spec!r}: expected a factory in the file, as in {spec}:make_model")
@@ -114,7 +116,7 @@ def build_model(spec: str, *, num_classes: int | None = None, in_channels: int |
 
 def is_open_architecture(spec: str) -> bool:
     """Whether a spec names an architecture that can be built without user code."""
-    return _registered(spec) or is_zoo(spec)
+    return _registered(spec) or is_library(spec)
 
 
 def _load_whole(spec: str, *, num_classes: int | None, in_channels: int | None, trust: bool) -> nn.Module:

@@ -1,15 +1,15 @@
-"""MobileNetV2 as the CIFAR community builds it.
+"""MobileNetV2 for small images, as in the CIFAR code.
 
 Sandler et al., MobileNetV2: Inverted Residuals and Linear Bottlenecks (CVPR 2018), tables 1 and 2. State-dict names as
-in the widespread CIFAR code: ``conv1, bn1, layers.0.conv1, ..., layers.0.shortcut.0, ..., conv2, bn2, linear``.
+in the widely used CIFAR code: ``conv1, bn1, layers.0.conv1, ..., layers.0.shortcut.0, ..., conv2, bn2, linear``.
 
 2,296,922 parameters for ten classes, as that code has: the 2,236,682 of torchvision's layers with ten classes
 (3,504,872 with a thousand), 59,152 in four shortcuts and 1,088 in the expansion of the first block.
 
-Deviations, all as in the CIFAR code, so that its checkpoints compute here what they computed there: stride 1 in the
-stem and in the first block of 24 planes; ReLU for ReLU6, whose gradient also vanishes above 6; where a block keeps the
-size but not the number of planes, its shortcut is a 1x1 convolution with batch norm (the paper has none); the first
-block has an expansion too, by the factor 1. No dropout.
+Deviations, all as in the CIFAR code, so that its checkpoints give the same logits: stride 1 in the stem and in the
+first block of 24 planes; ReLU instead of ReLU6; a 1x1 convolution with batch norm as the shortcut of blocks that keep
+the size but change the number of planes (the paper has none); an expansion by the factor 1 in the first block; no
+dropout.
 """
 
 # B batch, K classes, C channels
@@ -37,7 +37,7 @@ ROWS = (
 
 
 class InvertedResidual(nn.Module):
-    """Expand by a 1x1 convolution, filter each plane by 3x3, project by a 1x1 convolution without ReLU."""
+    """A 1x1 expansion, a depthwise 3x3 convolution, and a 1x1 projection without ReLU."""
 
     def __init__(self, in_planes: int, planes: int, expansion: int, stride: int) -> None:
         super().__init__()

@@ -5,9 +5,9 @@ that "Fast is better than free" (Wong et al., ICLR 2020) and "Overfitting in adv
 learning" (Rice et al., ICML 2020) build on: ``conv1, layer1.0.bn1, layer1.0.conv1, ...,
 layer2.0.shortcut.0, bn, linear``.
 
-Two variants are in use. The paper, Wong et al. and Rice et al. normalize and rectify once more after the
-last block (``bn``); the widespread CIFAR code pools the sum of the last block directly and has no ``bn``.
-The setting ``final_bn`` chooses; a checkpoint of the other variant does not load.
+Two variants are in use. The paper, Wong et al. and Rice et al. apply batch norm and ReLU after the last block (``bn``);
+the widely used CIFAR code does not. The setting ``final_bn`` selects the variant; checkpoints of the other one do not
+load.
 """
 
 # B batch, K classes, C channels
@@ -26,8 +26,7 @@ from classwise.models.settings import Count, architecture
 class PreActBlock(nn.Module):
     """Two 3x3 convolutions, each after batch norm and ReLU.
 
-    Where the shape changes, the shortcut is a 1x1 convolution of the *activated* input; elsewhere it is the
-    input itself.
+    If the shape changes, the shortcut is a 1x1 convolution of the *activated* input, else the input itself.
     """
 
     def __init__(self, in_planes: int, planes: int, stride: int) -> None:
@@ -42,9 +41,9 @@ class PreActBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.bn1(x))
-        kept = x if self.shortcut is None else self.shortcut(active)
+        residual = x if self.shortcut is None else self.shortcut(active)
         out = self.conv1(active)
-        return cast(Tensor, self.conv2(F.relu(self.bn2(out))) + kept)
+        return cast(Tensor, self.conv2(F.relu(self.bn2(out))) + residual)
 
 
 class PreActResNet(nn.Module):
@@ -70,7 +69,7 @@ class PreActResNet(nn.Module):
 
 
 def _stage(in_planes: int, planes: int, blocks: int, stride: int) -> nn.Sequential:
-    """Blocks in a row; the first one changes planes and size."""
+    """Return a sequence of blocks; the first one changes planes and size."""
     first = PreActBlock(in_planes, planes, stride)
     return nn.Sequential(first, *(PreActBlock(planes, planes, 1) for _ in range(blocks - 1)))
 

@@ -1,15 +1,15 @@
-"""ResNet with a stem for small images, a 3x3 convolution and no max-pool, or with that of the paper.
+"""ResNet with a stem for small images (a 3x3 convolution without max-pooling), or with that of the paper.
 
 He et al., Deep Residual Learning for Image Recognition (CVPR 2016). State-dict names as in the CIFAR code
 that TRADES and most papers of the field use: ``conv1, bn1, layer1.0.conv1, ..., layer2.0.shortcut.0, ...,
 linear``.
 
-11,173,962 (18), 21,282,122 (34) and 23,520,842 (50) parameters for ten classes, as that code has. With
-``stem=imagenet`` and a thousand classes: 11,689,512, 21,797,672 and 25,557,032, as torchvision has.
+11,173,962 (18), 21,282,122 (34) and 23,520,842 (50) parameters for ten classes, as in that code. With
+``stem=imagenet`` and 1,000 classes: 11,689,512, 21,797,672 and 25,557,032, as in torchvision.
 
-Deviations: the stem, unless it is ``imagenet``: 7x7 with stride 2, then a max-pool of 3x3 with stride 2;
-the pooling before the head averages over the whole map, whatever its size; on 32x32 images with the small stem this
-is the CIFAR code's 4x4 average. In the bottleneck the stride is on the 3x3 convolution, as in later code.
+Deviations: the stem, unless ``stem=imagenet`` (7x7 with stride 2, then 3x3 max-pooling with stride 2). The final
+pooling averages the whole map, which for 32x32 images with the small stem is the CIFAR code's 4x4 average. The
+bottleneck has its stride in the 3x3 convolution, as in later code.
 """
 
 # B batch, K classes, C channels
@@ -25,11 +25,11 @@ from torch.nn import functional as F
 from classwise.models.settings import Count, architecture
 
 Stem = Literal["small", "imagenet"]
-"""What comes before the first block: small images keep their size, large ones are reduced to a quarter."""
+"""The layers before the first block: ``small`` keeps the size of the image, ``imagenet`` reduces it to a quarter."""
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut."""
+    """Two 3x3 convolutions with a shortcut."""
 
     expansion: ClassVar[int] = 1
 
@@ -48,7 +48,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions around a shortcut; the stride is on the 3x3."""
+    """1x1, 3x3 and 1x1 convolutions with a shortcut; the 3x3 convolution has the stride."""
 
     expansion: ClassVar[int] = 4
 
@@ -101,7 +101,7 @@ class ResNet(nn.Module):
 
 
 def _shortcut(in_planes: int, out_planes: int, stride: int) -> nn.Sequential:
-    """The identity where shapes agree, else a 1x1 convolution with batch norm."""
+    """Return the identity if the shapes agree, else a 1x1 convolution with batch norm."""
     if stride == 1 and in_planes == out_planes:
         return nn.Sequential()
     return nn.Sequential(nn.Conv2d(in_planes, out_planes, 1, stride=stride, bias=False), nn.BatchNorm2d(out_planes))
@@ -110,7 +110,7 @@ def _shortcut(in_planes: int, out_planes: int, stride: int) -> nn.Sequential:
 def _stage(
     block: type[BasicBlock] | type[Bottleneck], in_planes: int, planes: int, blocks: int, stride: int
 ) -> nn.Sequential:
-    """Blocks in a row; the first one changes planes and size."""
+    """Return a sequence of blocks; the first one changes planes and size."""
     first = block(in_planes, planes, stride)
     return nn.Sequential(first, *(block(planes * block.expansion, planes, 1) for _ in range(blocks - 1)))
 

@@ -1,4 +1,4 @@
-"""Small networks for small images: the demo's, and the MNIST network of TRADES.
+"""Small networks for small images: that of the demo, and the MNIST network of TRADES.
 
 ``SmallCNN`` is the network of Zhang et al., Theoretically Principled Trade-off between Robustness and
 Accuracy (ICML 2019), with the state-dict names of its code.
@@ -20,8 +20,7 @@ from classwise.models.settings import Count, Probability, architecture
 class DigitsCNN(nn.Module):
     """Three convolutions and a linear head for 8x8 images, about 26,000 parameters.
 
-    No batch norm: training and evaluation are one function, so that the demo shows the attack and nothing
-    else.
+    It has no batch norm, so that training and evaluation mode are the same function.
     """
 
     def __init__(self, *, num_classes: int = 10, in_channels: int = 1) -> None:
@@ -41,8 +40,8 @@ class DigitsCNN(nn.Module):
 class SmallCNN(nn.Module):
     """Four convolutions and three linear layers for 28x28 images.
 
-    The last layer starts at zero, as in the original: an untrained network gives every class the same
-    logit, and no gradient reaches the image before the first training step.
+    The last layer is initialized to zero, as in the original: the logits of an untrained network are equal, and the
+    gradient at the image is zero before the first training step.
     """
 
     def __init__(self, *, num_classes: int = 10, in_channels: int = 1, dropout: float = 0.5) -> None:

@@ -1,15 +1,15 @@
-"""VGG with batch norm and one linear layer as its head.
+"""VGG with batch norm and one linear layer as the head.
 
 Simonyan and Zisserman, Very Deep Convolutional Networks for Large-Scale Image Recognition (ICLR 2015), table 1,
-configurations D (VGG-16) and E (VGG-19). State-dict names as in the widespread CIFAR code: ``features.0`` to
+configurations D (VGG-16) and E (VGG-19). State-dict names as in the widely used CIFAR code: ``features.0`` to
 ``features.43`` or ``features.52``, ``classifier``.
 
-14,728,266 and 20,040,522 parameters for ten classes. These are torchvision's vgg16_bn (138,365,992) and vgg19_bn
-(143,678,248) with 5,130 parameters in one linear layer where those have 123,642,856 in three.
+14,728,266 and 20,040,522 parameters for ten classes: those of torchvision's vgg16_bn (138,365,992) and vgg19_bn
+(143,678,248) with one linear layer of 5,130 parameters instead of three with 123,642,856.
 
-Deviations: batch norm after every convolution, which keeps its bias; one linear layer for three; no dropout. The
-poolings round up, so that five of them leave something of 28 pixels; 32 and 64 pixels divide evenly. The last map is
-averaged whatever its size; of 32 pixels a single point is left.
+Deviations: batch norm after every convolution, which keeps its bias; one linear layer instead of three; no dropout. The
+poolings round up, so that images of 28 pixels are not reduced to nothing. The last map is averaged; for 32 pixels it is
+a single point.
 """
 
 # B batch, K classes, C channels
@@ -28,7 +28,7 @@ PLANES = (64, 128, 256, 512, 512)
 
 
 class VGG(nn.Module):
-    """Five stages of 3x3 convolutions, each stage ended by a pooling; ``convolutions`` says how many each has."""
+    """Five stages of 3x3 convolutions and a pooling; ``convolutions`` is the number of convolutions of each."""
 
     def __init__(self, convolutions: Sequence[int], *, num_classes: int = 10, in_channels: int = 3) -> None:
         super().__init__()

@@ -3,12 +3,12 @@
 Dosovitskiy et al., An Image is Worth 16x16 Words (ICLR 2021), equations 1 to 4. State-dict names as in timm and DeiT:
 ``cls_token, pos_embed, patch_embed.proj, blocks.0.norm1, blocks.0.attn.qkv, ..., norm, head``.
 
-5,362,762 parameters for ten classes with the settings of DeiT-Ti (Touvron et al., ICML 2021: 192 wide, 12 layers, 3
-heads) and patches of 4x4 on 32 pixels. With patches of 16 on 224 pixels and a thousand classes it is DeiT-Ti's
-5,717,416; 768 wide with 12 heads, ViT-B/16's 86,567,656.
+5,362,762 parameters for ten classes with the settings of DeiT-Ti (Touvron et al., ICML 2021: width 192, 12 layers, 3
+heads) and 4x4 patches on 32 pixels. With patches of 16 on 224 pixels and 1,000 classes these are DeiT-Ti's 5,717,416;
+with width 768 and 12 heads, ViT-B/16's 86,567,656.
 
-Deviations: no dropout. Positions are learned for ``image_size``; on images of another size they are interpolated, as
-the paper does for fine-tuning (section 3.2). Height and width must be multiples of the patch.
+Deviations: no dropout. The position embeddings are learned for ``image_size`` and interpolated for other sizes, as in
+the paper for fine-tuning (section 3.2). Height and width must be multiples of the patch size.
 """
 
 # B batch, K classes, C channels, N tokens, D width, H heads
@@ -26,7 +26,7 @@ from classwise.models.settings import Count, architecture
 
 
 class Patches(nn.Module):
-    """A linear map of each patch: a convolution whose stride is its size."""
+    """A linear embedding of each patch, as a convolution whose stride is its kernel size."""
 
     def __init__(self, in_channels: int, dim: int, patch: int) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class Patches(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (B, C, height, width) -> (B, D, rows, columns)
         height, width = x.shape[2:]
         if height % self.patch or width % self.patch:
-            raise InputError(f"vit: images of {height}x{width} pixels: expected multiples of the patch, {self.patch}")
+            raise InputError(f"vit: images of {height}x{width} pixels; expected multiples of patch={self.patch}")
         return cast(Tensor, self.proj(x))
 
 
 class Attention(nn.Module):
-    """Every token takes from all tokens, in several heads."""
+    """Multi-head self-attention."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers, token by token."""
+    """Two linear layers with GELU, applied to each token."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and two linear layers, each after a layer norm and around a shortcut."""
+    """Attention and MLP, each with layer norm first and a shortcut."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Patches and a class token through ``depth`` blocks; the head looks at the class token."""
+    """Patch embeddings and a class token in ``depth`` blocks; the head uses the class token."""
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class ViT(nn.Module):
     ) -> None:
         super().__init__()
         if dim % heads:
-            raise InputError(f"vit: dim={dim}: expected a multiple of heads={heads}")
+            raise InputError(f"vit: dim={dim}; expected a multiple of heads={heads}")
         if image_size % patch:
-            raise InputError(f"vit: image_size={image_size}: expected a multiple of patch={patch}")
+            raise InputError(f"vit: image_size={image_size}; expected a multiple of patch={patch}")
         self.grid = image_size // patch
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + self.grid**2, dim))
@@ -124,7 +124,7 @@ class ViT(nn.Module):
         return cast(Tensor, self.head(self.norm(tokens[:, 0])))
 
     def _positions(self, rows: int, columns: int) -> Tensor:  # (1, N, D)
-        """The learned positions, interpolated where the grid is not the learned one."""
+        """Return the position embeddings, interpolated if the grid differs from the learned one."""
         if (rows, columns) == (self.grid, self.grid):
             return self.pos_embed
         first, others = self.pos_embed[:, :1], self.pos_embed[:, 1:]

@@ -1,10 +1,8 @@
-"""Weights from files that others wrote.
+"""Loading of weights into a model: names, shapes, types and normalization must agree.
 
-Weights are data: nothing in a file is ever run, whatever its suffix. Files are mapped rather than read, so that what a
-file claims to hold costs no memory until it has been found to fit. Names are matched strictly, once the few prefixes
-that wrappers leave in them are off. Passed over are only batch norm's and weight averaging's counters, the block that
-TRADES never uses, the second copy that the robustness library keeps, and a normalization that is the model's own. Every
-fault of a file is one line that names the file and what is wrong in it; what was taken off is one line in the log.
+Names are matched strictly after known prefixes are removed. Ignored are only the counters of batch norm and weight
+averaging, the unused block of TRADES, the second copy that the robustness library saves, and a normalization equal to
+the model's. What was removed or added is one line in the log.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ from classwise.models.weights_file import Stored, quoted, read_file
 from classwise.storage.files import digest
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.", "ema_model.", "ema.", "0.", "1.")
-"""What DataParallel, torch.compile, wrappers and Sequential put before every name."""
+"""Prefixes that DataParallel, torch.compile, wrappers and Sequential add to every name."""
 
 ATTACKER = "attacker"
-"""Under which models of the robustness library keep the whole model once more."""
+"""The name under which models of the robustness library contain the whole model again."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -37,12 +35,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def load_weights(model: nn.Module, path: Path | str) -> None:
-    """Fill a model with a file's weights, cast to the model's types; on an error the model is untouched."""
+    """Load a weights file into a model, cast to the model's types; on an error the model is unchanged."""
     _fill(model, Path(path), read_file(Path(path)))
 
 
 def with_weights(model: nn.Module, path: Path | str) -> nn.Module:
-    """The model filled with a file's weights, behind the normalization that the file brings where it has none."""
+    """Load a weights file into a model and return it, with the file's normalization added if the model has none."""
     path = Path(path)
     stored = read_file(path)
     own = any(isinstance(module, Normalize) for module in model.modules())
@@ -51,7 +49,7 @@ def with_weights(model: nn.Module, path: Path | str) -> nn.Module:
         if found is not None:
             mean, std = found
             model = normalized(model, mean, std)
-            stored.notes.append(f"its normalization, mean {_numbers(mean)} and deviation {_numbers(std)}, put in")
+            stored.notes.append(f"added its normalization, mean {_numbers(mean)} and std {_numbers(std)}")
     _fill(model, path, stored)
     return model
 
@@ -68,30 +66,30 @@ def _fill(model: nn.Module, path: Path, stored: Stored) -> None:
         found = {name: state.pop(name) for name in list(state) if _is_normalization(name)}
         _check_normalization(path, found, model)
     if "n_averaged" not in expected:
-        state.pop("n_averaged", None)  # the counter of torch's AveragedModel stands outside of its prefix
+        state.pop("n_averaged", None)  # the counter of torch's AveragedModel does not have its prefix
     copies = [name for name in state if ATTACKER in name.split(".")]
     if copies and len(copies) < len(state) and not any(ATTACKER in name.split(".") for name in expected):
         state = {name: value for name, value in state.items() if name not in set(copies)}
-        notes.append(f"the second copy under {ATTACKER!r} passed over")
+        notes.append(f"ignored the second copy under {ATTACKER!r}")
     filled, prefix = _rename(state, expected)
-    notes += [f"{prefix!r} taken off every name"] if prefix else []
+    notes += [f"removed {prefix!r} from every name"] if prefix else []
     _check_names(path, filled, expected)
     filled = {name: value for name, value in filled.items() if name in expected}
     _check_shapes(path, filled, expected, _head(model))
     cast = {name: _cast(path, name, value, expected[name]) for name, value in filled.items()}
     trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, value in cast.items():
-        # A mask among the buffers may hold infinities; a weight may not.
+        # A mask among the buffers may contain infinities; a weight may not.
         usable = value.isfinite() if name in trained else ~value.isnan()
         if not bool(usable.all()):
-            raise InputError(f"{path}: {quoted(name)} holds values that are not finite")
+            raise InputError(f"{path}: {quoted(name)} contains values that are not finite")
     model.load_state_dict({**model.state_dict(), **cast})
     if notes:
         _LOG.info("%s: %s", path, "; ".join(notes))
 
 
 def digest_model(model: nn.Module) -> str:
-    """The fingerprint of a model: its class and every tensor of its state dict, whatever the device."""
+    """Return the fingerprint of a model: its class and its state dict, independent of the device."""
     parts: list[str | memoryview] = [type(model).__name__]
     for name, value in model.state_dict().items():
         if isinstance(value, Tensor):
@@ -101,7 +99,8 @@ def digest_model(model: nn.Module) -> str:
 
 
 def _rename(state: Mapping[str, Tensor], expected: Collection[str]) -> tuple[dict[str, Tensor], str]:
-    """The tensors under the model's names, and the prefix that came off; ``model.`` goes on where that fits better."""
+    """Return the tensors with prefixes removed, or ``model.`` added, to fit the expected names, and the removed "
+    "prefix."""
     rest, prefixes = list(state), [""]
     while prefix := next((p for p in PREFIXES if rest and all(name.startswith(p) for name in rest)), ""):
         rest = [name.removeprefix(prefix) for name in rest]
@@ -118,20 +117,20 @@ def _check_names(path: Path, names: Iterable[str], expected: Collection[str]) ->
     names = list(names)
     present = set(names)
     missing = [name for name in expected if name not in present and not _is_counter(name)]
-    strange = [name for name in names if name not in expected and not _is_surplus(name)]
-    if missing or strange:
+    unexpected = [name for name in names if name not in expected and not _is_surplus(name)]
+    if missing or unexpected:
         faults = [f"{len(missing)} missing: {_first(missing)}"] if missing else []
-        faults += [f"{len(strange)} not in the model: {_first(strange)}"] if strange else []
+        faults += [f"{len(unexpected)} not in the model: {_first(unexpected)}"] if unexpected else []
         raise InputError(f"{path} does not fit the model: {'; '.join(faults)}")
 
 
 def _is_counter(name: str) -> bool:
-    """Batch norm's count of batches, which old files lack and evaluation never reads."""
+    """Whether a name is batch norm's counter, which old files lack and evaluation does not use."""
     return _leaf(name) == "num_batches_tracked"
 
 
 def _is_surplus(name: str) -> bool:
-    """What a file may have and the model not: counters, and the block of TRADES that no forward pass uses."""
+    """Whether a name may be missing in the model: counters, and the unused block of TRADES."""
     return _is_counter(name) or "sub_block1" in name.split(".")
 
 
@@ -141,30 +140,30 @@ def _check_shapes(path: Path, state: Mapping[str, Tensor], expected: Mapping[str
         return
     name = wrong[0]
     stored, needed = state[name].shape, expected[name].shape
-    text = f"{path}: {quoted(name)} has shape {_numbers(stored)}, the model needs {_numbers(needed)}"
+    text = f"{path}: {quoted(name)} has shape {_numbers(stored)}; the model has {_numbers(needed)}"
     if head is not None and name.startswith(f"{head}.") and stored[1:] == needed[1:] and len(stored) > 0:
-        text += f": the file has {stored[0]} classes, the model {needed[0]} (num_classes={stored[0]})"
+        text += f": the file has {stored[0]} classes, the model has {needed[0]} (num_classes={stored[0]})"
     elif len(wrong) > 1:
         text += f" (and {len(wrong) - 1} more)"
     raise InputError(text)
 
 
 def _head(model: nn.Module) -> str | None:
-    """The name of the last linear layer, which is the classifier in every common architecture."""
+    """Return the name of the last linear layer, which is the classifier in common architectures."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     return linear[-1] if linear else None
 
 
 def _cast(path: Path, name: str, value: Tensor, like: Tensor) -> Tensor:
-    """The value in the type of the model's own tensor: floats to floats, everything else to its like."""
+    """Cast a tensor to the type of the model's; only floats are converted."""
     known = value.dtype in _FLOATS if like.is_floating_point() else value.dtype == like.dtype
     if not known:
-        raise InputError(f"{path}: {quoted(name)} is {value.dtype}; the model needs {like.dtype}")
+        raise InputError(f"{path}: {quoted(name)} is {value.dtype}; the model has {like.dtype}")
     return value.to(like.dtype)
 
 
 def _normalization_names(model: nn.Module) -> set[str]:
-    """The buffers of our own ``Normalize`` layers: settings of the model, not weights of a file."""
+    """Return the names of the buffers of ``Normalize`` layers, which are settings of the model."""
     layers = [name for name, module in model.named_modules() if isinstance(module, Normalize)]
     return {f"{name}.{leaf}" for name in layers for leaf in ("mean", "std")}
 
@@ -174,12 +173,12 @@ def _is_normalization(name: str) -> bool:
 
 
 def _check_normalization(path: Path, found: Mapping[str, Tensor], model: nn.Module) -> None:
-    """A file's own normalization must be the model's: with another every number would be wrong, silently."""
+    """Require the normalization in a file to be the model's; another one would silently change all results."""
     own = next((module for module in model.modules() if isinstance(module, Normalize)), None)
     for name, value in found.items():
         which = 0 if _leaf(name) in _MEANS else 1
         if own is None:
-            # No normalization is mean 0 and deviation 1, for any number of channels.
+            # No normalization is mean 0 and standard deviation 1, for any number of channels.
             needed = [float(which)] * min(value.numel(), 16)
             has = "does not normalize"
         else:
@@ -190,11 +189,11 @@ def _check_normalization(path: Path, found: Mapping[str, Tensor], model: nn.Modu
         named = [key for key, pair in NORMALIZATIONS.items() if _same(value, pair[which])]
         hint = f" (normalize={named[0]})" if named else ""
         stored = _numbers(value.flatten()[:4].tolist())
-        raise InputError(f"{path} has its own normalization, {quoted(name)} {stored}{hint}; the model {has}")
+        raise InputError(f"{path} has another normalization, {quoted(name)} {stored}{hint}; the model {has}")
 
 
 def _stored_normalization(path: Path, state: Mapping[str, Tensor]) -> tuple[list[float], list[float]] | None:
-    """The mean and deviation of each channel that a file brings; None where it brings none that does anything."""
+    """Return the mean and standard deviation of each channel in a file; None if there are none, or the identity."""
     pair = []
     for leaves, nothing in ((_MEANS, 0.0), (_DEVIATIONS, 1.0)):
         found = {name: value for name, value in state.items() if _leaf(name) in leaves}
@@ -206,14 +205,16 @@ def _stored_normalization(path: Path, state: Mapping[str, Tensor]) -> tuple[list
         values = [float(value) for value in first.flatten()]
         for other, value in found.items():
             if not _same(value, values):
-                raise InputError(f"{path} has two normalizations: {quoted(name)} and {quoted(other)} differ")
+                raise InputError(
+                    f"{path} has two normalizations: {quoted(name)} and {quoted(other)} differ; expected one"
+                )
         pair.append((values, all(abs(value - nothing) < 1e-6 for value in values)))
     (mean, zero), (std, one) = pair
     return None if zero and one else (mean, std)
 
 
 def _same(value: Tensor, needed: Sequence[float]) -> bool:
-    """Equal up to the rounding of published constants and of float16."""
+    """Whether values agree up to the rounding of published constants and of float16."""
     if value.dtype not in _FLOATS or value.numel() != len(needed):
         return False
     wanted = torch.tensor(needed, dtype=torch.float64)
@@ -225,7 +226,7 @@ def _leaf(name: str) -> str:
 
 
 def _numbers(values: Iterable[float]) -> str:
-    """A few numbers in brackets.
+    """Format a few numbers in parentheses.
 
     >>> _numbers((64, 3)), _numbers([0.49139])
     ('(64, 3)', '(0.4914)')

@@ -4,12 +4,11 @@ Zagoruyko and Komodakis, Wide Residual Networks (BMVC 2016). State-dict names as
 (Zhang et al., ICML 2019): ``conv1, block1.layer.0.bn1, ..., block1.layer.0.convShortcut, ..., bn1, fc``.
 
 36,479,194 (28-10) and 46,160,474 (34-10) parameters for ten classes. The paper counts 6n + 4 layers, three of them in
-shortcuts; Madry et al. (ICLR 2018) and those who follow them count 6n + 2, so that their WRN-32-10 has the blocks of
-WRN-34-10. Either depth is taken.
+shortcuts; Madry et al. (ICLR 2018) count 6n + 2, so that their WRN-32-10 has the blocks of WRN-34-10. Both are
+accepted.
 
-Deviations: the original builds a ``sub_block1`` that its forward pass never uses; it is left out here,
-and the loader passes over it in checkpoints. The pooling before the head averages over the whole map,
-whatever its size; on 32x32 images this is the original's 8x8 average.
+Deviations: the original's ``sub_block1``, which its forward pass does not use, is omitted here and ignored in
+checkpoints. The final pooling averages the whole map, which for 32x32 images is the original's 8x8 average.
 """
 
 # B batch, K classes, C channels
@@ -29,8 +28,7 @@ from classwise.models.settings import Count, Probability, architecture
 class WideBlock(nn.Module):
     """Two 3x3 convolutions, each after batch norm and ReLU, with dropout between them.
 
-    Where the number of planes changes, the shortcut is a 1x1 convolution of the *activated* input;
-    elsewhere it is the input itself.
+    If the number of planes changes, the shortcut is a 1x1 convolution of the *activated* input, else the input itself.
     """
 
     def __init__(self, in_planes: int, out_planes: int, stride: int, dropout: float) -> None:
@@ -46,15 +44,15 @@ class WideBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.bn1(x))
-        kept = x if self.convShortcut is None else self.convShortcut(active)
+        residual = x if self.convShortcut is None else self.convShortcut(active)
         out = F.relu(self.bn2(self.conv1(active)))
         if self.dropout > 0:
             out = F.dropout(out, p=self.dropout, training=self.training)
-        return cast(Tensor, self.conv2(out) + kept)
+        return cast(Tensor, self.conv2(out) + residual)
 
 
 class WideStage(nn.Module):
-    """Blocks in a row; the first one changes planes and size."""
+    """A sequence of blocks; the first one changes planes and size."""
 
     def __init__(self, blocks: int, in_planes: int, out_planes: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -81,7 +79,9 @@ class WideResNet(nn.Module):
         super().__init__()
         blocks, uncounted = divmod(depth - 2, 6)
         if uncounted not in (0, 2) or blocks < 1:
-            raise InputError(f"wide-resnet: depth={depth}: expected 6n + 4, as in 28, 34, 70, or 6n + 2, as in 32")
+            raise InputError(
+                f"wide-resnet: depth={depth}; expected 6n + 4, such as 28, 34 or 70, or 6n + 2, such as 32"
+            )
         planes = (16, 16 * width, 32 * width, 64 * width)
         self.conv1 = nn.Conv2d(in_channels, planes[0], 3, padding=1, bias=False)
         self.block1 = WideStage(blocks, planes[0], planes[1], 1, dropout)
@@ -110,5 +110,5 @@ def wide_resnet(
     in_channels: Count = 3,
     dropout: Probability = 0.0,
 ) -> nn.Module:
-    """Wide ResNet of any depth 6n + 4 (or 6n + 2): WRN-34-10 is depth=34, width=10."""
+    """Wide ResNet of depth 6n + 4 (or 6n + 2): WRN-34-10 is depth=34, width=10."""
     return WideResNet(depth=depth, width=width, num_classes=num_classes, in_channels=in_channels, dropout=dropout)

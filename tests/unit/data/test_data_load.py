@@ -162,7 +162,7 @@ def test_names_and_splits_of_objects():
         ((X, 3), "labels have shape (); expected (N,)"),
         ((X.astype(float), Y), "divide by 255"),
         ((X.astype(int), Y), "images are int64"),
-        (X, "example 0 is a ndarray; expected (image, label) or a dict with both"),
+        (X, "example 0 has type ndarray; expected (image, label) or a dict with both"),
         ({"a": 1}, "has the keys a; expected one of image, img, pixel_values and one of label, labels"),
         (Items([{"image": X[0], "fine_label": 0}]), "example 0 has the keys image, fine_label"),
         (Items([(X[0], 0), (X[1, :, :4], 0)]), "example 0 has shape (3, 6, 6), example 1 has (3, 4, 6)"),
@@ -170,8 +170,8 @@ def test_names_and_splits_of_objects():
         (DataLoader(Items([*zip(X[:0], Y[:0], strict=True)])), "the DataLoader is empty"),
         (Items([(Image.new("F", (4, 4)), 0)]), "example 0: pixels of mode 'F'"),
         ((([[1], [2, 3]]), Y), "images have different shapes"),
-        (3, "data is int; expected (images, labels), a Dataset, a DataLoader or a spec"),
-        (None, "data is NoneType"),
+        (3, "data has type int; expected (images, labels), a Dataset, a DataLoader or a spec"),
+        (None, "data has type NoneType"),
     ],
 )
 def test_what_is_no_data_is_said_in_one_line(data, message):

@@ -241,7 +241,7 @@ def test_a_configuration_cannot_ask_for_more_than_the_weights_hold(exported, tmp
     content = json.loads((copy / "config.json").read_text())
     for architecture in ("wide-resnet:depth=99994", "wide-resnet:width=9999", "vit:depth=100000"):
         (copy / "config.json").write_text(json.dumps({**content, "architecture": architecture}))
-        with pytest.raises(InputError, match="asks for far more weights than it holds"):
+        with pytest.raises(InputError, match="describes a far larger model than its weights"):
             load_model(f"hf:{copy}")
 
 

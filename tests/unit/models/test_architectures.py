@@ -347,7 +347,7 @@ def test_residual_networks_take_other_image_sizes(size):
 
 @pytest.mark.parametrize("depth", [4, 11, 33])
 def test_wide_resnet_refuses_a_depth_it_cannot_have(depth):
-    with pytest.raises(InputError, match=rf"depth={depth}: expected 6n \+ 4"):
+    with pytest.raises(InputError, match=rf"depth={depth}; expected 6n \+ 4"):
         WideResNet(depth=depth, width=1)
 
 

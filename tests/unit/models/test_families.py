@@ -311,8 +311,8 @@ def test_positions_are_interpolated_in_two_dimensions():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ("dim=100", "dim=100: expected a multiple of heads=3"),
-        ("image_size=30", "image_size=30: expected a multiple of patch=4"),
+        ("dim=100", "dim=100; expected a multiple of heads=3"),
+        ("image_size=30", "image_size=30; expected a multiple of patch=4"),
     ],
 )
 def test_vit_refuses_what_does_not_divide(settings, said):
@@ -321,7 +321,7 @@ def test_vit_refuses_what_does_not_divide(settings, said):
 
 
 def test_vit_refuses_images_that_are_no_whole_patches():
-    with pytest.raises(InputError, match="images of 30x32 pixels: expected multiples of the patch, 4"):
+    with pytest.raises(InputError, match="images of 30x32 pixels; expected multiples of patch=4"):
         ViT(dim=12, depth=1)(torch.rand(1, 3, 30, 32))
 
 

@@ -37,14 +37,14 @@ def prefixed(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Ten
     ("wrap", "said"),
     [
         (lambda s: s, None),
-        (lambda s: {"state_dict": prefixed(s, "module.")}, "taken out of 'state_dict'; 'module.' taken off every name"),
-        (lambda s: {"net": prefixed(s, "module.model."), "epoch": 7}, "'module.model.' taken off every name"),
-        (lambda s: {"model_state_dict": prefixed(s, "model.")}, "'model.' taken off every name"),
-        (lambda s: {"ema": prefixed(s, "ema_model."), "epoch": 7}, "taken out of 'ema'; 'ema_model.' taken off"),
-        (lambda s: {"model": {"state_dict": prefixed(s, "net.")}}, "taken out of 'model' > 'state_dict'; 'net.' taken"),
+        (lambda s: {"state_dict": prefixed(s, "module.")}, "read from 'state_dict'; removed 'module.' from every name"),
+        (lambda s: {"net": prefixed(s, "module.model."), "epoch": 7}, "removed 'module.model.' from every name"),
+        (lambda s: {"model_state_dict": prefixed(s, "model.")}, "removed 'model.' from every name"),
+        (lambda s: {"ema": prefixed(s, "ema_model."), "epoch": 7}, "read from 'ema'; removed 'ema_model.'"),
+        (lambda s: {"model": {"state_dict": prefixed(s, "net.")}}, "read from 'model' > 'state_dict'; removed 'net.'"),
         (
             lambda s: {"model": {**prefixed(s, "module.model."), **prefixed(s, "module.attacker.model.")}},
-            "the second copy under 'attacker' passed over; 'module.model.' taken off",
+            "ignored the second copy under 'attacker'; removed 'module.model.'",
         ),
     ],
 )
@@ -81,8 +81,8 @@ def test_the_normalization_of_a_file_goes_into_the_model(tmp_path, network, note
     x = torch.rand(2, 3, 8, 8)
     assert torch.equal(model(x), normalized(network, MEAN, STD)(x))
     (line,) = notes()
-    assert "its normalization, mean (0.4914, 0.4822, 0.4465) and deviation (0.2023, 0.1994, 0.201), put in" in line
-    with pytest.raises(InputError, match=r"has its own normalization.*; the model has \(0\.247, 0\.2435, 0\.2616\)"):
+    assert "added its normalization, mean (0.4914, 0.4822, 0.4465) and std (0.2023, 0.1994, 0.201)" in line
+    with pytest.raises(InputError, match=r"has another normalization.*; the model has \(0\.247, 0\.2435, 0\.2616\)"):
         load_model("digits-cnn:normalize=cifar10", weights=path, in_channels=3)
 
 
@@ -102,7 +102,7 @@ def test_a_normalization_that_does_nothing_is_none(tmp_path, network, notes):
         ({"mu": torch.rand(3), "sigma": torch.zeros(3)}, "positive standard deviations"),
         ({"mu": torch.full((3,), float("nan")), "sigma": torch.rand(3)}, "normaliz"),
         ({"mu": torch.rand(2), "sigma": torch.rand(3)}, "one number per channel"),
-        ({"mu": torch.rand(3)}, "has its own normalization, 'mu'"),
+        ({"mu": torch.rand(3)}, "has another normalization, 'mu'"),
     ],
 )
 def test_normalizations_that_cannot_be(tmp_path, network, own, said):

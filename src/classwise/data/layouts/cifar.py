@@ -68,7 +68,7 @@ class CifarPython(Layout):
     def _part(self, file: Path) -> Part:
         found = read_pickle(file)
         if not isinstance(found, dict):
-            raise InputError(f"{file}: contains a {type(found).__name__}; expected a dictionary")
+            raise InputError(f"{file}: contains an object of type {type(found).__name__}; expected a dictionary")
         images, labels = found.get(b"data"), found.get(self.labels)
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (3072,):
             raise InputError(f"{file}: expected b'data' as a uint8 array of shape (N, 3072)")
