@@ -157,14 +157,14 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_processes_stay_alike(ranks: list[dict[str, Any]], case: str) -> None:
+def test_processes_have_equal_results(ranks: list[dict[str, Any]], case: str) -> None:
     for name, value in ranks[0][case].items():
         assert all(torch.equal(rank[case][name], value) for rank in ranks), name
 
 
 # Of several starts, one process draws the later ones for what is left of the batch, several for all of it.
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"restarts"}))
-def test_a_step_is_that_of_one_process(ranks: list[dict[str, Any]], case: str) -> None:
+def test_step_equals_that_of_one_process(ranks: list[dict[str, Any]], case: str) -> None:
     alone = step(case, SINGLE)
     for rank in ranks:
         assert rank[case].keys() == alone.keys()
@@ -174,7 +174,7 @@ def test_a_step_is_that_of_one_process(ranks: list[dict[str, Any]], case: str) -
 
 
 @pytest.mark.parametrize("name", list(norms()))
-def test_a_batch_norm_is_that_of_the_whole_batch(ranks: list[dict[str, Any]], name: str) -> None:
+def test_batch_norm_is_over_the_whole_batch(ranks: list[dict[str, Any]], name: str) -> None:
     norm = norms()[name]
     alone = normalise(norm, norm, slice(0, 7), 7)
     found = [rank["norms"][name] for rank in ranks]
@@ -185,7 +185,7 @@ def test_a_batch_norm_is_that_of_the_whole_batch(ranks: list[dict[str, Any]], na
             assert all(torch.equal(one[key], together) for one in found)
 
 
-def test_in_evaluation_mode_nothing_is_shared() -> None:
+def test_evaluation_mode_does_not_communicate() -> None:
     """No other process is there to be asked."""
     norm = norms()["plain"].eval()
     x = torch.rand(2, 3, 2, 2, dtype=torch.float64)
@@ -194,7 +194,7 @@ def test_in_evaluation_mode_nothing_is_shared() -> None:
     assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
 
 
-def test_the_leader_is_first_and_its_word_counts(ranks: list[dict[str, Any]]) -> None:
+def test_main_process_is_first_and_its_result_is_shared(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["first"]
         assert rank["on_main"] == (True, False)
@@ -205,7 +205,7 @@ def test_the_leader_is_first_and_its_word_counts(ranks: list[dict[str, Any]]) ->
     assert sum(float(rank["weighted"]) for rank in ranks) == pytest.approx(expected)
 
 
-def test_alone_nothing_is_asked_of_anybody() -> None:
+def test_single_process_does_not_communicate() -> None:
     terms = Standard().terms(Net().double().eval(), *(batch()[0],) * 2, batch()[1])
     loss, stats = terms.nat.mean(), ClassStats.of(terms, batch()[1], K)
     assert SINGLE.weighted(loss, 3) is loss

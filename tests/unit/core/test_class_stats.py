@@ -65,7 +65,7 @@ def test_a_batch_is_summed_by_class(count: int, num_classes: int, seed: int, nat
     same(ClassStats.of(terms, y, num_classes), by_hand(terms, y, num_classes))
 
 
-def test_batches_add_up_in_place_and_anew() -> None:
+def test_addition_and_in_place_addition() -> None:
     parts = [(terms_of(size, 4, size), torch.arange(size) % 4) for size in (5, 1, 9)]
     total = ClassStats.zeros(4)
     expected = ClassStats.zeros(4)

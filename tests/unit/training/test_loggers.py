@@ -64,7 +64,7 @@ def last(run: Path) -> bytes:
     return (run / "checkpoints" / "last.safetensors").read_bytes()
 
 
-def test_every_epoch_is_told_as_it_is_on_disk(tmp_path: Path) -> None:
+def test_loggers_get_epochs_as_on_disk(tmp_path: Path) -> None:
     noting = Noting()
     run = cw.train("digits/trades", out=tmp_path / "told", loggers=[noting], **QUICK)
     records = metrics(run.directory)
@@ -77,7 +77,7 @@ def test_every_epoch_is_told_as_it_is_on_disk(tmp_path: Path) -> None:
     assert last(tmp_path / "told") == last(tmp_path / "untold")
 
 
-def test_resumption_goes_on_without_doubling(tmp_path: Path, stop_after: Callable[[int], Progress]) -> None:
+def test_resumed_logs_have_no_duplicates(tmp_path: Path, stop_after: Callable[[int], Progress]) -> None:
     first, second = Noting(), Noting()
     with pytest.raises(KeyboardInterrupt):
         cw.train("digits/trades", out=tmp_path, loggers=[first], progress=stop_after(STEPS + 1), **QUICK)
@@ -88,7 +88,7 @@ def test_resumption_goes_on_without_doubling(tmp_path: Path, stop_after: Callabl
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_side_by_side_each_run_has_its_own(tmp_path: Path, workers: int) -> None:
+def test_parallel_runs_have_separate_logs(tmp_path: Path, workers: int) -> None:
     noting = Noting()
     recipes = {tmp_path / str(seed): load_recipe("digits/trades", {**QUICK, "seed": seed}) for seed in (0, 1)}
     cw.train_together(recipes, workers=workers, loggers=[noting])
@@ -99,7 +99,7 @@ def test_side_by_side_each_run_has_its_own(tmp_path: Path, workers: int) -> None
 
 
 @pytest.mark.parametrize(("where", "count"), [("epoch", 1), ("close", 3)])
-def test_one_that_fails_is_left_out_with_one_warning(tmp_path: Path, where: str, count: int) -> None:
+def test_failing_logger_is_removed_with_one_warning(tmp_path: Path, where: str, count: int) -> None:
     failing, noting = Failing(where), Noting()
     with pytest.warns(UserWarning, match="logger Failing failed and was removed: .*(disk is full|such server)") as told:
         run = cw.train("digits/trades", out=tmp_path, loggers=[failing, noting], **QUICK)
@@ -115,7 +115,7 @@ def test_loggers_are_closed_when_training_diverges(tmp_path: Path) -> None:
     assert noting.closed == 1
 
 
-def test_unknown_ones_start_nothing(tmp_path: Path) -> None:
+def test_unknown_logger_starts_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown logger 'tensorbord': did you mean 'tensorboard'"):
         cw.train("digits/standard", out=tmp_path / "run", loggers=["tensorbord"])
     assert not (tmp_path / "run").exists()
@@ -135,7 +135,7 @@ for name in names:
 """
 
 
-def test_missing_packages_are_one_line(tmp_path: Path) -> None:
+def test_missing_package_is_one_line_error(tmp_path: Path) -> None:
     """In a process that cannot import them, nothing is started."""
     command = [sys.executable, "-c", MISSING, str(tmp_path / "run"), *LOGGERS]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
