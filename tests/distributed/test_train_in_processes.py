@@ -1,4 +1,4 @@
-"""``classwise train --processes``: what one process would have come to, and nothing lost or left running."""
+"""``classwise train --processes``: results equal one process, nothing is lost, no process is left running."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def weights(run: Path, which: str = "last") -> dict[str, torch.Tensor]:
     [("digits/wat", ["-o", "clip=1"], 2), ("digits/cfol", ["-o", "ema=0.9"], 3), ("digits/awp", ["-o", CROP], 2)],
 )
 def test_several_processes_equal_one(tmp_path: Path, recipe: str, options: list[str], processes: int) -> None:
-    """On natural images and by plain steps: attacks and Adam follow signs, which next to zero are the rounding's."""
+    """On natural images with SGD: attacks and Adam depend on signs, which near zero depend on rounding."""
     plain = ["-o", "objective=standard", "-o", "optimizer=sgd:lr=0.05"]
     for out, more in (("one", []), ("several", ["--processes", str(processes)])):
         code, _, complained = train(tmp_path, recipe, out, *plain, *options, *more)

@@ -1,4 +1,4 @@
-"""Faults as they happen to users: hostile data through the command line, Ctrl-C, a torn file, a full story each."""
+"""Faults as users meet them: invalid data, Ctrl-C, damaged files, unwritable output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA graphs, on a GPU: the same numbers, copies that stay, gradients of the last call alone, and whole steps."""
+"""CUDA graphs on a GPU: equal numbers, results as copies, gradients of the last call only, and steps."""
 
 # B batch
 
@@ -145,10 +145,10 @@ def test_attacks_equal_with_and_without_graphs(attack: BallAttack, monkeypatch: 
     for largest in (MAX_BATCH, 0):
         monkeypatch.setattr(module, "MAX_BATCH", largest)
         monkeypatch.setattr("classwise.accelerate.optimized_copy.MAX_BATCH", largest)
-        twin = make_optimized_copy(model, x, lowered=False)
-        assert twin is not None
-        found.append(attack.run(twin, x, y, generator=ExampleNoise(0, torch.arange(len(x)))))
-        assert bool(twin._loops.state) == (largest > 0)
+        optimized = make_optimized_copy(model, x, lowered=False)
+        assert optimized is not None
+        found.append(attack.run(optimized, x, y, generator=ExampleNoise(0, torch.arange(len(x)))))
+        assert bool(optimized._loops.state) == (largest > 0)
     (mine, effort), (theirs, same) = found
     assert (mine - theirs).abs().amax() < 1e-4
     assert torch.equal(effort.forwards, same.forwards)
@@ -156,25 +156,25 @@ def test_attacks_equal_with_and_without_graphs(attack: BallAttack, monkeypatch: 
 
 
 def test_graph_memory_is_released() -> None:
-    """Also to those who go on: the twin records anew."""
+    """The copy can still be used and captures again."""
     torch.manual_seed(0)
     model = resnet18().eval().cuda()
     x = torch.rand(100, 3, 32, 32, device="cuda")
-    twin = make_optimized_copy(model, x, lowered=True)
-    assert twin is not None
+    optimized = make_optimized_copy(model, x, lowered=True)
+    assert optimized is not None
     with torch.no_grad():
         for _ in range(CAPTURE_AFTER + 1):
-            logits = twin(x)
-    assert twin._graphs.captured
+            logits = optimized(x)
+    assert optimized._graphs.captured
     held = torch.cuda.memory_reserved()
-    release_memory(twin)
+    release_memory(optimized)
     given = held - torch.cuda.memory_reserved()
     assert given >= 8 * 2**20  # a batch has 12.5 MiB after the first layer alone
-    assert not twin._graphs.captured
+    assert not optimized._graphs.captured
     with torch.no_grad():
         for _ in range(CAPTURE_AFTER + 1):
-            again = twin(x)
-    assert twin._graphs.captured
+            again = optimized(x)
+    assert optimized._graphs.captured
     assert torch.allclose(again, logits, atol=1e-2)
 
 

@@ -1,4 +1,4 @@
-"""Images in two halves of bfloat16."""
+"""Images as two bfloat16 parts."""
 
 from __future__ import annotations
 

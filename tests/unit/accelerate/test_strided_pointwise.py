@@ -1,4 +1,4 @@
-"""Convolutions of single pixels with a stride."""
+"""Strided 1x1 convolutions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from classwise.models import resnet18
 
 
 def compiled(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """As a compiler sees it, with torch's own kernels."""
+    """Run a module under torch.compile with eager kernels."""
     return torch.compile(module, backend="eager", dynamic=False)
 
 

@@ -1,4 +1,4 @@
-"""Class statistics of a batch against sums written out, and their merging."""
+"""Class statistics of a batch compared with explicit sums, and their addition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def terms_of(count: int, num_classes: int, seed: int, *, nat: bool = True, adv: 
 
 
 def by_hand(terms: LossTerms, y: torch.Tensor, num_classes: int) -> ClassStats:
-    """One example after the other, by plain numbers."""
+    """Sum example by example with plain numbers."""
     stats = ClassStats.zeros(num_classes)
     for i, label in enumerate(y.tolist()):
         stats.n[label] += 1

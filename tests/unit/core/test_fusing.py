@@ -1,4 +1,4 @@
-"""What is fusible is itself, unless somebody compiles."""
+"""Fusible functions are called directly outside ``fusing``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weight averages against their closed forms: over all steps, and over the epochs that are let in."""
+"""Weight averages over steps and over epochs, compared with closed forms."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_average_equals_the_recursion(decay: float) -> None:
 
 
 def test_first_step_replaces_initial_weights() -> None:
-    """Whatever the decay: the first step replaces them, and soon the average is near the present weights."""
+    """For any decay, the first step replaces them, and the average is soon close to the current weights."""
     average = WeightAverage(counted(1e6), 0.9999)
     average.on_step(counted(1.0))
     assert average.model.weight.item() == 1.0
@@ -67,7 +67,7 @@ def test_tied_weights_are_averaged_once() -> None:
 
 
 def verdicts(*correct: int) -> ClassStats:
-    """Ten examples a class, so many of them right under attack; none at all where the number is negative."""
+    """Ten examples per class with the given number correct under attack; no examples for negative numbers."""
     made = ClassStats.zeros(len(correct))
     made.n_adv += torch.tensor([0 if right < 0 else 10 for right in correct])
     made.correct_adv += torch.tensor([max(right, 0) for right in correct])
@@ -117,7 +117,7 @@ def test_gated_average_state_round_trip() -> None:
     ("settings", "message"),
     [
         ({"decay": 1}, "decay must lie in"),
-        ({"threshold": 20}, "threshold must lie in [0, 1], got 20"),
+        ({"threshold": 20}, r"threshold must lie in \[0, 1\], got 20"),
         ({"begin": 0}, "begin must be at least 1"),
     ],
 )

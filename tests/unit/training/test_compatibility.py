@@ -1,4 +1,4 @@
-"""What goes with what, and what it costs, against the papers' own count."""
+"""Compatibility of policies with objectives, and costs as counted in the papers."""
 
 from __future__ import annotations
 

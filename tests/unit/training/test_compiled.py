@@ -1,4 +1,4 @@
-"""The compiled step: which engine a plan takes, and on a GPU the same step as the eager one."""
+"""The compiled step: choice of the engine, and on a GPU equality with the eager step."""
 
 # B batch, K classes
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def needs_gpu(test: Callable[..., None]) -> Callable[..., None]:
-    """On a GPU alone, where the compiler's own warnings are not ours."""
+    """Run a test only on a GPU, without errors for the compiler's warnings."""
     skip = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: elsewhere a step is eager")
     return skip(pytest.mark.filterwarnings("default")(test))  # type: ignore[no-any-return]
 
@@ -73,7 +73,7 @@ def test_kernels_are_benchmarked_unless_deterministic(asked: str | None, monkeyp
 def test_step_model_has_losses_and_gradients_of_the_model(
     recipe: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twin, pairs and modes, without the compiler and the graph."""
+    """Optimized copy, paired passes and modes, without compiler and graph."""
     monkeypatch.setattr(compiled, "compiled", lambda function: function)
     plan = plan_for(recipe, model=model)
     rows = plan.train[:8]
@@ -87,10 +87,10 @@ def test_step_model_has_losses_and_gradients_of_the_model(
         own = copy.deepcopy(plan.model).train()
         asked: Any = own
         if stands:
-            twin = make_optimized_copy(own, x, lowered=False)
-            assert twin is not None
-            asked = StepModel(own, twin, "fp32", CPU)
-            twin.refresh(own)
+            optimized = make_optimized_copy(own, x, lowered=False)
+            assert optimized is not None
+            asked = StepModel(own, optimized, "fp32", CPU)
+            optimized.refresh(own)
         terms = plan.objective(asked, x, y, controls, generator=torch.Generator().manual_seed(0))
         loss = reduce(terms, y, controls)
         loss.backward()
@@ -108,7 +108,7 @@ def test_step_model_has_losses_and_gradients_of_the_model(
 
 
 def pair(**changes: Any) -> tuple[Plan, Engine, CompiledEngine]:
-    """The same plan and weights, eager and compiled."""
+    """A plan with an eager and a compiled engine of equal weights."""
     descent = {"name": "sgd", "lr": 0.1, "momentum": 0.0}  # Adam would blow the smallest gradients up
     plan = plan_for(device="cuda", **{"batch_size": 64, "optimizer": descent, **changes})
     assert plan.engine == "compiled"
@@ -147,7 +147,7 @@ def parameters(engine: Engine) -> Tensor:
 
 
 def moved(engine: Engine, plan: Plan, **scales: Tensor) -> tuple[Tensor, Tensor]:
-    """How far one step moves the parameters, and its loss."""
+    """The change of the parameters by one step, and its loss."""
     x, y = batch(plan)
     before = parameters(engine)
     with exact(x.device):
@@ -174,7 +174,7 @@ def test_compiled_step_equals_eager_step(recipe: str) -> None:
 @needs_gpu
 @pytest.mark.parametrize("recipe", ["digits/trades", "digits/madry", "digits/standard"])
 def test_bfloat16_step_is_as_accurate_as_eager(recipe: str) -> None:
-    """Not nearer to each other: signs of small gradients differ between any two ways of rounding."""
+    """The two are not closer to each other: signs of small gradients depend on rounding."""
     exactly, reference, _ = pair(recipe=recipe, precision="fp32")
     plan, eager, fast = pair(recipe=recipe, precision="bf16")
     (way, loss), (eager_way, _), (fast_way, fast_loss) = (
@@ -212,7 +212,7 @@ def test_batch_margin_weights_are_captured() -> None:
 
 @needs_gpu
 def test_replay_uses_current_arguments() -> None:
-    """Learning rate, controls, batch and noise of a replay are those of the call."""
+    """A replay uses the learning rate, controls, batch and noise of its call."""
     plan, _, fast = pair(recipe="digits/madry")
     x, y = batch(plan)
     step(fast, plan, x, y)
@@ -325,10 +325,10 @@ def test_logits_do_not_depend_on_gradient_mode(precision: str) -> None:
     x, y = batch(plan)
     step(fast, plan, x, y)
     assert fast.captured is not None
-    stand = fast.captured.step_model.eval()
+    step_model = fast.captured.step_model.eval()
     with torch.no_grad():
-        clean = stand(x)
+        clean = step_model(x)
     assert not clean.requires_grad
-    moving = stand(x.clone().requires_grad_())
+    moving = step_model(x.clone().requires_grad_())
     assert moving.requires_grad
     assert torch.equal(clean, moving)

@@ -1,4 +1,4 @@
-"""Loggers get every epoch once, whatever happens in between, and change nothing of what is trained."""
+"""Loggers receive every epoch once, also after interruptions, and do not change results."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from classwise.training.loggers import LOGGERS, Loggers, make_loggers, scalars
 
 QUICK: dict[str, Any] = {"epochs": 3, "attack": {"steps": 1}, "validation_per_class": 5, "batch_size": 400}
 STEPS = 3
-"""Steps of one of these epochs."""
+"""Steps per epoch."""
 
 
 class Noting:
-    """Keeps what it is told, and draws random numbers as if they were its own."""
+    """Records epochs and draws from the global random generator."""
 
     def __init__(self) -> None:
         self.epochs: list[Epoch] = []
@@ -136,7 +136,7 @@ for name in names:
 
 
 def test_missing_package_is_one_line_error(tmp_path: Path) -> None:
-    """In a process that cannot import them, nothing is started."""
+    """Nothing is started in a process that cannot import them."""
     command = [sys.executable, "-c", MISSING, str(tmp_path / "run"), *LOGGERS]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2"] * len(LOGGERS)
@@ -162,7 +162,7 @@ def test_scalars_of_a_run_without_validation_and_of_empty_classes() -> None:
 
 @pytest.fixture
 def hostile_data(tmp_path: Path) -> str:
-    """Small images in folders with names that are not nice."""
+    """Small images in folders with special characters in their names."""
     random = np.random.default_rng(0)
     for name in ("=1+1", "<b> & \n é", "c" * 200):
         folder = tmp_path / "data" / "train" / name
@@ -173,7 +173,7 @@ def hostile_data(tmp_path: Path) -> str:
 
 
 def series(records: list[dict[str, Any]], classes: tuple[str, ...]) -> dict[str, list[tuple[int, float]]]:
-    """What the records come to by name: epoch and value."""
+    """Epochs and values of the records by name."""
     found: dict[str, list[tuple[int, float]]] = {}
     for record in records:
         for name, value in scalars(record, classes):
@@ -184,7 +184,7 @@ def series(records: list[dict[str, Any]], classes: tuple[str, ...]) -> dict[str,
 def interrupted_and_resumed(
     data: str, out: Path, stop_after: Callable[[int], Progress], *names: str
 ) -> dict[str, list[tuple[int, float]]]:
-    """Train for an epoch without loggers, for one more with them, and to the end; what should be in the log."""
+    """Train one epoch without loggers, one with them, then the rest; return the expected log."""
     settings = {**QUICK, "epochs": 4, "data": {"name": data}, "batch_size": 10, "model": "digits-cnn"}
     for steps, given in ((3, ()), (3, names)):
         with pytest.raises(KeyboardInterrupt):
@@ -212,7 +212,7 @@ def test_tensorboard_reads_back_what_was_measured(
 
 @pytest.fixture
 def mlflow_store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A local database, empty."""
+    """An empty local database."""
     monkeypatch.setenv("DO_NOT_TRACK", "true")
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/store.db")

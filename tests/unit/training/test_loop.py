@@ -1,4 +1,4 @@
-"""The training loop: reproducible, resumable bit by bit after a kill, and honest about what it measured."""
+"""The training loop: reproducible, resumable with bit-identical results, and with correct metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def same(one: Any, two: Any) -> bool:
-    """Equality to the last bit, through nested containers."""
+    """Bitwise equality of nested containers."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, two)
     if isinstance(one, dict):
@@ -96,7 +96,7 @@ def test_training_restores_the_callers_random_state(tmp_path: Path) -> None:
 
 
 def test_metrics_can_be_recomputed_from_weights(tmp_path: Path) -> None:
-    """The last line's validation numbers, recomputed from the saved weights and the saved indices."""
+    """The validation metrics of the last line are recomputed from saved weights and indices."""
     run = cw.train("digits/trades", out=tmp_path, epochs=2, validation_per_class=8)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
@@ -208,7 +208,7 @@ def test_averaged_weights_are_validated_and_saved(tmp_path: Path) -> None:
 
 
 def test_judge_is_the_validation_attack(tmp_path: Path) -> None:
-    """Robust validation accuracy is that of ``validation_attack``, whatever the objective trains on."""
+    """Robust validation accuracy is under ``validation_attack``, whatever the objective."""
     run = cw.train("digits/standard", out=tmp_path, epochs=3, validation_attack="pgd:steps=1,step_size=1e-6,start=zero")
     last = run.outcome.history[-1]["validation"]
     assert last["robust"]["overall"] == last["natural"]["overall"]
@@ -304,7 +304,7 @@ def test_checkpoint_of_another_run_is_one_line_error(tmp_path: Path) -> None:
 
 
 def test_plan_has_no_field_for_test_data() -> None:
-    """Neither the plan nor the loop has a place for another data set, besides extra images, or for a split's name."""
+    """Plan and phases have no field for another data set, except extra images, or for the name of a split."""
     from dataclasses import fields
 
     from classwise.training.data import Phase

@@ -1,4 +1,4 @@
-"""A model asked in bfloat16: what is rounded and what is not, and that it stays the same model."""
+"""The bfloat16 view: what is rounded, what is not, and what is shared with the model."""
 
 # B batch, K classes
 

@@ -1,4 +1,4 @@
-"""Optimizers: one step against the formula, and who decays."""
+"""Optimizers: one step compared with the formula, and weight decay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two batches in one pass of training are two passes."""
+"""Two batches in one training pass give the result of two passes."""
 
 # B batch
 

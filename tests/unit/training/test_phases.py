@@ -1,4 +1,4 @@
-"""Phases: the images and batches of each, resumed across a boundary, and refused before anything starts."""
+"""Phases: images and batches, resuming across a boundary, and validation."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def train(recipe: dict[str, Any], out: Path, **more: Any) -> dict[str, Any]:
 
 
 class Counted(Silent):
-    """How much was announced, and done."""
+    """Counts announced and finished steps."""
 
     total = done = 0
 

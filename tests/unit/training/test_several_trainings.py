@@ -1,4 +1,4 @@
-"""Several trainings side by side: each comes to what it would have come to alone."""
+"""Several trainings side by side give the results of single trainings."""
 
 from __future__ import annotations
 

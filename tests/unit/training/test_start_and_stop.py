@@ -1,4 +1,4 @@
-"""What a training may start from and be ended by: warm starts, classes left out, extra images, patience, the guard."""
+"""Start and end of a training: warm starts, excluded classes, extra images, patience, the guard."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_invalid_warm_start_is_one_line_error(tmp_path: Path) -> None:
 
 
 def test_warm_start_keeps_the_validation_split(tmp_path: Path) -> None:
-    """Another seed would choose others, nearly all of which that run was trained on."""
+    """Another seed would select other images, most of which that run was trained on."""
     run = cw.train("digits/madry", out=tmp_path / "run", **QUICK)
     first, cold = plan_for(), plan_for(seed=1)
     assert set(cold.validation) & set(first.train)
@@ -129,7 +129,7 @@ def test_mixed_batches_are_half_extra_images() -> None:
 
 
 def test_mixed_epoch_depends_on_generators_only() -> None:
-    """So that a resumed run sees the same extra images."""
+    """A resumed run therefore sees the same extra images."""
 
     def epoch(skip: bool) -> list[int]:
         one, two = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
@@ -151,12 +151,12 @@ def test_pseudo_labels(tmp_path: Path) -> None:
     model, data = run.load(), load_data("digits", split="train")
     nameless = ImageSet(images=data.images, labels=np.zeros_like(data.labels), name="nameless", split="train")
     model.train()
-    labelled = pseudo_labeled(model, nameless, data.classes)
+    labeled = pseudo_labeled(model, nameless, data.classes)
     assert model.training
-    assert labelled.classes == data.classes
-    assert (labelled.labels == data.labels).mean() > 0.9
+    assert labeled.classes == data.classes
+    assert (labeled.labels == data.labels).mean() > 0.9
     expected = model.eval()(to_float(data.images[:50])).argmax(1)
-    assert labelled.labels[:50].tolist() == expected.tolist()
+    assert labeled.labels[:50].tolist() == expected.tolist()
 
 
 def test_self_training_excludes_validation_images_and_checks_shapes(tmp_path: Path) -> None:

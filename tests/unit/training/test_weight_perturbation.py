@@ -1,4 +1,4 @@
-"""Adversarial weight perturbation: the gradient at the pushed weights, by hand, and everything else as it was."""
+"""Adversarial weight perturbation: the gradient at the perturbed weights, by hand, and everything else as it was."""
 
 # B batch, K classes
 
@@ -79,7 +79,7 @@ def test_perturbation_begins_at_its_epoch(tmp_path: Path) -> None:
 
 
 def test_attack_uses_unperturbed_weights() -> None:
-    """The adversarial images of a step with and without the push are the same."""
+    """The adversarial images of a step with and without the perturbation are the same."""
     x, y = batch()
     asked: list[Tensor] = []
 

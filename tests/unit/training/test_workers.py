@@ -1,4 +1,4 @@
-"""Jobs in processes of their own: results, what they tell, and how they end."""
+"""Jobs in worker processes: results, messages, and termination."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_zero_workers_raise() -> None:
 @LINUX
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_their_parent(blow: signal.Signals) -> None:
-    """They hold its output open for as long as they live."""
+    """Workers keep the output of their parent open while they live."""
     process = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "began\n"
