@@ -1,4 +1,4 @@
-"""Processes that share a batch do what one does with the whole: gradients, statistics, noise, batch norms."""
+"""Processes that share a batch give the results of one process: gradients, statistics, noise, batch norms."""
 
 # B batch, K classes
 
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[Objective, Policy, WeightPerturbation | None]] = {
 
 
 def step(case: str, group: ProcessGroup) -> dict[str, Tensor]:
-    """What one step on the batch leaves behind."""
+    """Weights, gradients, loss and statistics after one step."""
     objective, policy, awp = CASES[case]
     torch.manual_seed(0)
     model = Net().double()
@@ -110,8 +110,8 @@ def norms() -> dict[str, nn.modules.batchnorm._BatchNorm]:
     return {name: norm.double() for name, norm in made.items()}
 
 
-def normalise(norm: nn.Module, inner: nn.modules.batchnorm._BatchNorm, where: slice, size: int) -> dict[str, Tensor]:
-    """Two batches far from zero through a norm: what comes out, what comes back, and what it remembers."""
+def normalize(norm: nn.Module, inner: nn.modules.batchnorm._BatchNorm, where: slice, size: int) -> dict[str, Tensor]:
+    """Outputs, gradients and running statistics of a norm after two batches far from zero."""
     random = torch.Generator().manual_seed(3)
     left: dict[str, Tensor] = {}
     for number in range(2):
@@ -126,7 +126,7 @@ def normalise(norm: nn.Module, inner: nn.modules.batchnorm._BatchNorm, where: sl
 
 
 def work(rank: int, size: int, folder: str) -> None:
-    """Everything that is compared, done by one of several processes."""
+    """Compute everything that is compared, in one of several processes."""
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     meeting = f"file://{folder}/meeting"
@@ -135,7 +135,7 @@ def work(rank: int, size: int, folder: str) -> None:
     left: dict[str, Any] = {case: step(case, group) for case in CASES}
     left["norms"] = {}
     for name, norm in norms().items():
-        left["norms"][name] = normalise(SynchronizedNorm(norm, group), norm, share_of(7, group.share), 7)
+        left["norms"][name] = normalize(SynchronizedNorm(norm, group), norm, share_of(7, group.share), 7)
     ranks = torch.tensor([float(rank)])
     file = Path(folder) / "written first"
     with group.main_first():
@@ -150,21 +150,21 @@ def work(rank: int, size: int, folder: str) -> None:
 
 @pytest.fixture(scope="module", params=[2, 3])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two or three processes came to."""
+    """The results of each of two or three processes."""
     folder, size = tmp_path_factory.mktemp("ranks"), request.param
     mp.spawn(work, args=(size, str(folder)), nprocs=size)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_processes_stay_alike(ranks: list[dict[str, Any]], case: str) -> None:
+def test_processes_have_equal_results(ranks: list[dict[str, Any]], case: str) -> None:
     for name, value in ranks[0][case].items():
         assert all(torch.equal(rank[case][name], value) for rank in ranks), name
 
 
 # Of several starts, one process draws the later ones for what is left of the batch, several for all of it.
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"restarts"}))
-def test_a_step_is_that_of_one_process(ranks: list[dict[str, Any]], case: str) -> None:
+def test_step_equals_that_of_one_process(ranks: list[dict[str, Any]], case: str) -> None:
     alone = step(case, SINGLE)
     for rank in ranks:
         assert rank[case].keys() == alone.keys()
@@ -174,9 +174,9 @@ def test_a_step_is_that_of_one_process(ranks: list[dict[str, Any]], case: str) -
 
 
 @pytest.mark.parametrize("name", list(norms()))
-def test_a_batch_norm_is_that_of_the_whole_batch(ranks: list[dict[str, Any]], name: str) -> None:
+def test_batch_norm_is_over_the_whole_batch(ranks: list[dict[str, Any]], name: str) -> None:
     norm = norms()[name]
-    alone = normalise(norm, norm, slice(0, 7), 7)
+    alone = normalize(norm, norm, slice(0, 7), 7)
     found = [rank["norms"][name] for rank in ranks]
     for key, value in alone.items():
         together = torch.cat([one[key] for one in found]) if key.startswith("rows") else found[0][key]
@@ -185,8 +185,8 @@ def test_a_batch_norm_is_that_of_the_whole_batch(ranks: list[dict[str, Any]], na
             assert all(torch.equal(one[key], together) for one in found)
 
 
-def test_in_evaluation_mode_nothing_is_shared() -> None:
-    """No other process is there to be asked."""
+def test_evaluation_mode_does_not_communicate() -> None:
+    """There is no other process."""
     norm = norms()["plain"].eval()
     x = torch.rand(2, 3, 2, 2, dtype=torch.float64)
     before = copy.deepcopy(norm.state_dict())
@@ -194,7 +194,7 @@ def test_in_evaluation_mode_nothing_is_shared() -> None:
     assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
 
 
-def test_the_leader_is_first_and_its_word_counts(ranks: list[dict[str, Any]]) -> None:
+def test_main_process_is_first_and_its_result_is_shared(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["first"]
         assert rank["on_main"] == (True, False)
@@ -205,7 +205,7 @@ def test_the_leader_is_first_and_its_word_counts(ranks: list[dict[str, Any]]) ->
     assert sum(float(rank["weighted"]) for rank in ranks) == pytest.approx(expected)
 
 
-def test_alone_nothing_is_asked_of_anybody() -> None:
+def test_single_process_does_not_communicate() -> None:
     terms = Standard().terms(Net().double().eval(), *(batch()[0],) * 2, batch()[1])
     loss, stats = terms.nat.mean(), ClassStats.of(terms, batch()[1], K)
     assert SINGLE.weighted(loss, 3) is loss

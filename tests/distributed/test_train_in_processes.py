@@ -1,4 +1,4 @@
-"""``classwise train --processes``: what one process would have come to, and nothing lost or left running."""
+"""``classwise train --processes``: results equal one process, nothing is lost, no process is left running."""
 
 from __future__ import annotations
 
@@ -52,10 +52,8 @@ def weights(run: Path, which: str = "last") -> dict[str, torch.Tensor]:
     ("recipe", "options", "processes"),
     [("digits/wat", ["-o", "clip=1"], 2), ("digits/cfol", ["-o", "ema=0.9"], 3), ("digits/awp", ["-o", CROP], 2)],
 )
-def test_several_processes_come_to_what_one_does(
-    tmp_path: Path, recipe: str, options: list[str], processes: int
-) -> None:
-    """On natural images and by plain steps: attacks and Adam follow signs, which next to zero are the rounding's."""
+def test_several_processes_equal_one(tmp_path: Path, recipe: str, options: list[str], processes: int) -> None:
+    """On natural images with SGD: attacks and Adam depend on signs, which near zero depend on rounding."""
     plain = ["-o", "objective=standard", "-o", "optimizer=sgd:lr=0.05"]
     for out, more in (("one", []), ("several", ["--processes", str(processes)])):
         code, _, complained = train(tmp_path, recipe, out, *plain, *options, *more)
@@ -98,7 +96,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     assert "add --resume to continue it" in complained
 
 
-def test_when_one_is_killed_the_others_end(tmp_path: Path) -> None:
+def test_killed_process_ends_the_others(tmp_path: Path) -> None:
     process = begin(tmp_path, "digits/wat", "run", "--processes", "2", epochs=200)
     while not (tmp_path / "run" / "metrics.jsonl").exists():
         assert process.poll() is None
@@ -113,7 +111,7 @@ def test_when_one_is_killed_the_others_end(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
-def test_what_cannot_be_divided_starts_nothing(tmp_path: Path) -> None:
+def test_indivisible_batches_start_nothing(tmp_path: Path) -> None:
     for number, complaint in (("4", "batch_size = 3 is too small for 4 processes"), ("0", "expected 1")):
         code, said, complained = train(tmp_path, "digits/wat", "run", "-o", "batch_size=3", "--processes", number)
         assert (code, said) == (2, "")

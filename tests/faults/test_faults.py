@@ -1,4 +1,4 @@
-"""Faults as they happen to users: hostile data through the command line, Ctrl-C, a torn file, a full story each."""
+"""Faults as users meet them: invalid data, Ctrl-C, damaged files, unwritable output."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_bad_data_through_the_command(run: Path, tmp_path: Path, harm: str, mess
     assert message in err
 
 
-def test_an_empty_class_is_null_and_no_fault(run: Path, tmp_path: Path) -> None:
+def test_empty_class_is_null(run: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FACTORY.format(harm="x, y = x[y != 4], y[y != 4]"))
     code, err = evaluate(run, f"{tmp_path}/mine.py:data", tmp_path / "out")
     assert code == 0, err
@@ -72,7 +72,7 @@ def test_an_empty_class_is_null_and_no_fault(run: Path, tmp_path: Path) -> None:
     assert "no examples" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_torn_parquet(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_parquet(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "mirror" / "ylecun" / "mnist" / "mnist"
     folder.mkdir(parents=True)
     (folder / "test-00000-of-00001.parquet").write_bytes(b"PAR1" + bytes(100))
@@ -83,7 +83,7 @@ def test_torn_parquet(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(err.strip().splitlines()) == 1
 
 
-def test_folder_with_a_file_that_is_no_image(run: Path, tmp_path: Path) -> None:
+def test_folder_with_a_file_that_is_not_an_image(run: Path, tmp_path: Path) -> None:
     for label in range(10):
         (tmp_path / "images" / str(label)).mkdir(parents=True)
         Image.new("L", (8, 8), color=20 * label).save(tmp_path / "images" / str(label) / "a.png")

@@ -1,1 +1,1 @@
-"""The training loop and what surrounds it. Knows objectives and policies only by their protocols."""
+"""Training by a recipe: plan, step, epoch, loop, checkpoints. May import all packages up to evaluation, no papers."""

@@ -1,4 +1,4 @@
-"""CUDA graphs, on a GPU: the same numbers, copies that stay, gradients of the last call alone, and whole steps."""
+"""CUDA graphs on a GPU: equal numbers, results as copies, gradients of the last call only, and steps."""
 
 # B batch
 
@@ -27,7 +27,7 @@ def function(x: Tensor) -> Tensor:
     return (3 * x).sin().cumsum(1)
 
 
-def test_replays_are_calls() -> None:
+def test_replay_equals_call() -> None:
     graphs = GraphedFunction()
     kept = []
     for number in range(CAPTURE_AFTER + 5):
@@ -38,7 +38,7 @@ def test_replays_are_calls() -> None:
     assert all(torch.allclose(mine, theirs) for mine, theirs in kept)
 
 
-def test_gradients_too() -> None:
+def test_replayed_gradient_equals_gradient() -> None:
     graphs = GraphedFunction()
     for number in range(CAPTURE_AFTER + 5):
         x = torch.rand(4, 6, device="cuda", generator=torch.Generator("cuda").manual_seed(number)).requires_grad_()
@@ -51,7 +51,7 @@ def test_gradients_too() -> None:
     assert not torch.equal(parts[0], parts[1])
 
 
-def test_a_gradient_whose_activations_are_gone_is_refused() -> None:
+def test_gradient_of_an_earlier_call_raises() -> None:
     graphs = GraphedFunction()
     x = torch.rand(4, 6, device="cuda").requires_grad_()
     for _ in range(CAPTURE_AFTER + 1):
@@ -61,7 +61,7 @@ def test_a_gradient_whose_activations_are_gone_is_refused() -> None:
         early.sum().backward()
 
 
-def test_large_batches_are_left_alone() -> None:
+def test_large_batches_are_not_captured() -> None:
     graphs = GraphedFunction()
     x = torch.rand(MAX_BATCH + 1, 2, device="cuda")
     for _ in range(CAPTURE_AFTER + 3):
@@ -69,7 +69,7 @@ def test_large_batches_are_left_alone() -> None:
     assert not graphs.captured
 
 
-def test_what_looks_at_its_values_is_called() -> None:
+def test_function_that_reads_values_is_called() -> None:
     graphs = GraphedFunction()
     x = torch.rand(4, 2, device="cuda")
     for _ in range(CAPTURE_AFTER + 3):
@@ -96,7 +96,7 @@ def test_steps_are_replayed() -> None:
     assert [int(part) for part in again] == [233, 144]
 
 
-def test_a_step_that_comes_again_is_captured_and_another_takes_its_place() -> None:
+def test_repeated_step_is_captured_and_replaced() -> None:
     loops, memory = GraphedSteps(), torch.cuda.graph_pool_handle()
     state = numbers(1, 0)
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_a_step_that_comes_again_is_captured_and_another_takes_its_place() -> No
     assert gone() is None
 
 
-def test_a_step_that_looks_at_its_values_is_taken_one_by_one() -> None:
+def test_step_that_reads_values_is_called() -> None:
     def collatz(one: Tensor) -> tuple[Tensor]:
         return (one // 2 if int(one) % 2 == 0 else 3 * one + 1,)
 
@@ -136,7 +136,7 @@ def test_a_step_that_looks_at_its_values_is_taken_one_by_one() -> None:
     ],
     ids=lambda attack: f"{type(attack).__name__}-{attack.eps}",
 )
-def test_attacks_find_the_same_by_replays(attack: BallAttack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attacks_equal_with_and_without_graphs(attack: BallAttack, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = digits_cnn(num_classes=10).eval().cuda()
     x = torch.rand(40, 1, 8, 8, device="cuda")
@@ -145,40 +145,40 @@ def test_attacks_find_the_same_by_replays(attack: BallAttack, monkeypatch: pytes
     for largest in (MAX_BATCH, 0):
         monkeypatch.setattr(module, "MAX_BATCH", largest)
         monkeypatch.setattr("classwise.accelerate.optimized_copy.MAX_BATCH", largest)
-        twin = make_optimized_copy(model, x, lowered=False)
-        assert twin is not None
-        found.append(attack.run(twin, x, y, generator=ExampleNoise(0, torch.arange(len(x)))))
-        assert bool(twin._loops.state) == (largest > 0)
+        optimized = make_optimized_copy(model, x, lowered=False)
+        assert optimized is not None
+        found.append(attack.run(optimized, x, y, generator=ExampleNoise(0, torch.arange(len(x)))))
+        assert bool(optimized._loops.state) == (largest > 0)
     (mine, effort), (theirs, same) = found
     assert (mine - theirs).abs().amax() < 1e-4
     assert torch.equal(effort.forwards, same.forwards)
     assert torch.equal(effort.backwards, same.backwards)
 
 
-def test_what_graphs_held_is_given_back() -> None:
-    """Also to those who go on: the twin records anew."""
+def test_graph_memory_is_released() -> None:
+    """The copy can still be used and captures again."""
     torch.manual_seed(0)
     model = resnet18().eval().cuda()
     x = torch.rand(100, 3, 32, 32, device="cuda")
-    twin = make_optimized_copy(model, x, lowered=True)
-    assert twin is not None
+    optimized = make_optimized_copy(model, x, lowered=True)
+    assert optimized is not None
     with torch.no_grad():
         for _ in range(CAPTURE_AFTER + 1):
-            logits = twin(x)
-    assert twin._graphs.captured
+            logits = optimized(x)
+    assert optimized._graphs.captured
     held = torch.cuda.memory_reserved()
-    release_memory(twin)
+    release_memory(optimized)
     given = held - torch.cuda.memory_reserved()
     assert given >= 8 * 2**20  # a batch has 12.5 MiB after the first layer alone
-    assert not twin._graphs.captured
+    assert not optimized._graphs.captured
     with torch.no_grad():
         for _ in range(CAPTURE_AFTER + 1):
-            again = twin(x)
-    assert twin._graphs.captured
+            again = optimized(x)
+    assert optimized._graphs.captured
     assert torch.allclose(again, logits, atol=1e-2)
 
 
-def test_evaluations_in_a_row_hold_no_more_than_one() -> None:
+def test_consecutive_evaluations_do_not_accumulate_memory() -> None:
     torch.manual_seed(0)
     model = resnet18().eval().cuda()
     x = torch.rand(100, 3, 32, 32)

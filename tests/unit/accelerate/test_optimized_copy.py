@@ -1,4 +1,4 @@
-"""Twins: the same function, faster; and no twin where there is none."""
+"""Optimized copies compute the same function; models without an equivalent copy have none."""
 
 # B batch, K classes, C channels
 
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def lively(model: nn.Module) -> nn.Module:
-    """Batch norms with statistics that are not those of a newborn."""
+    """Give batch norms random statistics and weights."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for module in model.modules():
@@ -50,9 +50,7 @@ EVERY = pytest.mark.parametrize(("make", "shape"), [case[1:] for case in MODELS]
 
 
 @EVERY
-def test_folding_changes_nothing_but_the_number_of_layers(
-    make: Callable[[], nn.Module], shape: tuple[int, int, int]
-) -> None:
+def test_folding_keeps_the_function(make: Callable[[], nn.Module], shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     model = lively(make()).double()
     x = torch.rand(3, *shape, dtype=torch.float64)
@@ -65,35 +63,35 @@ def test_folding_changes_nothing_but_the_number_of_layers(
 
 @EVERY
 @pytest.mark.parametrize("way", ["in few kernels", "folded"])
-def test_a_twin_follows_its_model(way: str, make: Callable[[], nn.Module], shape: tuple[int, int, int]) -> None:
+def test_refresh_copies_current_weights(way: str, make: Callable[[], nn.Module], shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     model = lively(make())
     x = torch.rand(4, *shape)
-    twin = FoldedCopy(model, way, CPU, lowered=False)
-    assert torch.allclose(twin(x), model(x), rtol=1e-4, atol=1e-4)
-    before = twin(x)
+    optimized = FoldedCopy(model, way, CPU, lowered=False)
+    assert torch.allclose(optimized(x), model(x), rtol=1e-4, atol=1e-4)
+    before = optimized(x)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
         model.train()
         model(torch.rand(16, *shape))  # new statistics
         model.eval()
-        assert not torch.allclose(twin(x), model(x), atol=1e-3)
-        twin.refresh(model)
-        assert torch.allclose(twin(x), model(x), rtol=1e-4, atol=1e-4)
-        assert not torch.allclose(twin(x), before, atol=1e-3)
+        assert not torch.allclose(optimized(x), model(x), atol=1e-3)
+        optimized.refresh(model)
+        assert torch.allclose(optimized(x), model(x), rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(optimized(x), before, atol=1e-3)
 
 
-def test_a_twin_leaves_its_model_alone() -> None:
+def test_copy_does_not_change_its_model() -> None:
     model = digits_cnn(in_channels=1).train()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     flags = [parameter.requires_grad for parameter in model.parameters()]
-    twin = make_optimized_copy(model, torch.rand(4, 1, 8, 8), lowered=False)
-    assert isinstance(twin, FoldedCopy)
+    optimized = make_optimized_copy(model, torch.rand(4, 1, 8, 8), lowered=False)
+    assert isinstance(optimized, FoldedCopy)
     assert model.training
     assert [parameter.requires_grad for parameter in model.parameters()] == flags
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
-    assert not list(twin.parameters())
+    assert not list(optimized.parameters())
 
 
 class Noisy(nn.Module):
@@ -106,7 +104,7 @@ class Noisy(nn.Module):
 
 
 class Branching(nn.Module):
-    """No graph can be read from it, and no copy made by tracing would be right."""
+    """Cannot be traced: a traced copy would be wrong."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,13 +115,13 @@ class Branching(nn.Module):
 
 
 class Frozen(nn.Module):
-    """Draws its noise where a trace bakes it in: the traced copy always gives the same answer."""
+    """Draws noise that tracing makes constant: the traced copy is deterministic."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1)[:, :10] * (1 + torch.rand(1))
 
 
-def test_no_twin_of_a_random_model() -> None:
+def test_random_models_have_no_copy() -> None:
     torch.manual_seed(0)
     x = torch.rand(8, 1, 8, 8)
     for model in (Noisy(), Frozen()):
@@ -132,21 +130,21 @@ def test_no_twin_of_a_random_model() -> None:
             assert search_model(model, x, "compiled") is model
 
 
-def test_a_model_that_cannot_be_read_is_copied_as_it_is() -> None:
+def test_untraceable_model_is_copied_without_folding() -> None:
     model = Branching()
-    twin = search_model(model, torch.rand(8, 1, 8, 8))
-    assert isinstance(twin, FoldedCopy)
-    assert twin.how == "as it is"
+    optimized = search_model(model, torch.rand(8, 1, 8, 8))
+    assert isinstance(optimized, FoldedCopy)
+    assert optimized.how == "as it is"
 
 
-def test_eager_is_the_model_itself_and_so_is_another_precision() -> None:
+def test_eager_and_other_dtypes_search_the_model() -> None:
     model, x = digits_cnn(in_channels=1), torch.rand(4, 1, 8, 8)
     assert search_model(model, x, "eager") is model
     double = digits_cnn(in_channels=1).double()
     assert search_model(double, x) is double
 
 
-def test_a_wrong_twin_is_found_out() -> None:
+def test_wrong_copies_are_detected() -> None:
     torch.manual_seed(0)
     x = torch.rand(8, 1, 8, 8)
     one, other = digits_cnn(in_channels=1), digits_cnn(in_channels=1)
@@ -175,7 +173,7 @@ def test_a_wrong_twin_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("residual", [False, True])
-def test_the_fused_kernel_is_an_operator_with_the_right_gradient(residual: bool) -> None:
+def test_fused_kernel_has_the_right_gradient(residual: bool) -> None:
     torch.manual_seed(0)
     x = torch.rand(2, 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last).requires_grad_()
     weight, bias = torch.randn(4, 3, 3, 3, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
@@ -190,7 +188,7 @@ def test_the_fused_kernel_is_an_operator_with_the_right_gradient(residual: bool)
         assert torch.equal(way(*inputs), F.relu(conv(x) + (0 if added is None else added)))
 
 
-def test_a_compiler_sees_the_operator() -> None:
+def test_torch_compile_uses_the_custom_operator() -> None:
     seen: list[str] = []
 
     def look(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
@@ -203,7 +201,7 @@ def test_a_compiler_sees_the_operator() -> None:
     assert seen == ["classwise.conv_relu.default"]
 
 
-def test_sums_and_relus_go_into_the_convolutions() -> None:
+def test_sums_and_relus_are_fused() -> None:
     torch.manual_seed(0)
     model = lively(resnet18(num_classes=7))
     less = fuse_relus(fold_batch_norms(model))
@@ -215,7 +213,7 @@ def test_sums_and_relus_go_into_the_convolutions() -> None:
     assert discrepancy(model, less, torch.rand(4, 3, 16, 16)) < 1e-4
 
 
-def test_sums_and_relus_overwrite_what_nobody_else_reads() -> None:
+def test_in_place_overwrites_unshared_values() -> None:
     torch.manual_seed(0)
     model = lively(resnet18(num_classes=7))
     plain, frugal = fold_batch_norms(model), overwrite_in_place(fold_batch_norms(model))
@@ -230,9 +228,9 @@ def test_sums_and_relus_overwrite_what_nobody_else_reads() -> None:
     assert torch.equal(found[0][1], found[1][1])
 
 
-def test_what_has_another_reader_is_not_overwritten() -> None:
+def test_shared_values_are_not_overwritten() -> None:
     class Forked(nn.Module):
-        """Its first convolution is read twice, its ReLU used twice, its sigmoid's gradient made from the result."""
+        """Its first convolution and its ReLU have two readers; the gradient of its sigmoid uses the output."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -255,54 +253,54 @@ def test_what_has_another_reader_is_not_overwritten() -> None:
         assert torch.equal(one, other)
 
 
-def test_a_lowered_twin_keeps_the_bits_of_images_and_logits() -> None:
+def test_bfloat16_copy_keeps_precision_of_images_and_logits() -> None:
     torch.manual_seed(0)
     model = lively(resnet18(num_classes=7))
-    twin = FoldedCopy(model, "in few kernels", CPU, lowered=True)
-    twin.lowered = False  # no autocast here: this CPU may not have it
+    optimized = FoldedCopy(model, "in few kernels", CPU, lowered=True)
+    optimized.lowered = False  # no autocast here: this CPU may not have it
     x = torch.rand(4, 3, 16, 16)
     with torch.no_grad():
-        exact, rounded = model(x), twin(x)
+        exact, rounded = model(x), optimized(x)
         assert rounded.dtype == torch.float32
         assert 0 < (rounded - exact).abs().max() < 0.05 * exact.std()
-        twin.refresh(model)
-        assert torch.equal(twin(x), rounded)
+        optimized.refresh(model)
+        assert torch.equal(optimized(x), rounded)
 
 
-def test_weights_are_taken_over_where_no_batch_norm_was_folded() -> None:
+def test_refresh_without_folded_batch_norm() -> None:
     model = digits_cnn(in_channels=1)
-    twin = FoldedCopy(model, "in few kernels", CPU, lowered=False)
+    optimized = FoldedCopy(model, "in few kernels", CPU, lowered=False)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
     x = torch.rand(3, 1, 8, 8)
-    assert not torch.allclose(twin(x), model.eval()(x), atol=1e-4)
-    twin.refresh(model)
-    assert torch.allclose(twin(x), model(x), atol=1e-5)
+    assert not torch.allclose(optimized(x), model.eval()(x), atol=1e-4)
+    optimized.refresh(model)
+    assert torch.allclose(optimized(x), model(x), atol=1e-5)
 
 
-def test_few_logits_are_sums_of_products() -> None:
+def test_small_head_as_sum_of_products() -> None:
     for bias in (True, False):
         layer = nn.Linear(6, 4, bias=bias)
         x = torch.rand(5, 6)
         assert torch.allclose(_as_sum(layer)(x), layer(x), atol=1e-6)
 
 
-def test_models_are_left_without_a_warning() -> None:
+def test_searching_a_model_gives_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         search_model(resnet18(), torch.rand(2, 3, 16, 16))
 
 
-def test_a_twin_is_freed_with_its_last_reference() -> None:
-    """Not some time later, nor its convolutions: on a GPU it holds graphs and their memory."""
+def test_copy_is_freed_with_its_last_reference() -> None:
+    """Memory is freed at once, without garbage collection: on a GPU it includes graphs."""
     gc.disable()
     try:
-        twin = make_optimized_copy(resnet18(), torch.rand(2, 3, 16, 16), lowered=False)
-        assert twin is not None
-        weights = [weakref.ref(layer.weight) for layer in twin._body[0].modules() if isinstance(layer, nn.Conv2d)]
-        gone = weakref.ref(twin)
-        del twin
+        optimized = make_optimized_copy(resnet18(), torch.rand(2, 3, 16, 16), lowered=False)
+        assert optimized is not None
+        weights = [weakref.ref(layer.weight) for layer in optimized._body[0].modules() if isinstance(layer, nn.Conv2d)]
+        gone = weakref.ref(optimized)
+        del optimized
         assert gone() is None
         assert not [weight for weight in weights if weight() is not None]
     finally:

@@ -1,4 +1,4 @@
-"""Convolutions of single pixels with a stride."""
+"""Strided 1x1 convolutions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from classwise.models import resnet18
 
 
 def compiled(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """As a compiler sees it, with torch's own kernels."""
+    """Run a module under torch.compile with eager kernels."""
     return torch.compile(module, backend="eager", dynamic=False)
 
 
 @pytest.mark.parametrize("stride", [2, (3, 1), (1, 2)])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_of_the_pixels_it_looks_at_the_convolution_is_the_same(stride: int, groups: int) -> None:
+def test_convolution_of_selected_pixels_is_equal(stride: int, groups: int) -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(4, 6, 1, stride=stride, groups=groups).double()
     assert is_strided_pointwise(conv)
@@ -34,7 +34,7 @@ def test_of_the_pixels_it_looks_at_the_convolution_is_the_same(stride: int, grou
     assert all(torch.allclose(mine, theirs, rtol=1e-12) for mine, theirs in zip(*found, strict=True))
 
 
-def test_others_are_left_as_they_are() -> None:
+def test_other_layers_are_not_replaced() -> None:
     others = [
         nn.Conv2d(3, 4, 1),
         nn.Conv2d(3, 4, 3, stride=2),
@@ -45,7 +45,7 @@ def test_others_are_left_as_they_are() -> None:
     assert not any(is_strided_pointwise(layer) for layer in others)
 
 
-def test_the_shortcuts_of_a_network_are_thinned() -> None:
+def test_resnet_shortcuts_are_replaced() -> None:
     torch.manual_seed(0)
     plain = fuse_relus(fold_batch_norms(resnet18(num_classes=7).double()))
     thin = replace_strided_pointwise(copy.deepcopy(plain))
@@ -54,7 +54,7 @@ def test_the_shortcuts_of_a_network_are_thinned() -> None:
     assert torch.allclose(compiled(thin)(x), plain(x), rtol=1e-10)
 
 
-def test_what_became_a_kernel_with_its_relu_stays_one() -> None:
+def test_fused_kernels_are_not_replaced() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1, stride=2), nn.ReLU(), nn.Flatten()).eval()
     thin = replace_strided_pointwise(fuse_relus(fold_batch_norms(copy.deepcopy(model))))
     assert any(isinstance(module, ConvReLU) for module in thin.modules())

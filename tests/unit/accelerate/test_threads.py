@@ -28,7 +28,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch):
     ],
     ids=["conv", "groups", "linear", "digits-cnn", "resnet18"],
 )
-def test_operations_are_those_that_torch_counts(model: nn.Module, x: torch.Tensor) -> None:
+def test_operations_equal_torch_flop_counter(model: nn.Module, x: torch.Tensor) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counted, torch.no_grad():
@@ -36,7 +36,7 @@ def test_operations_are_those_that_torch_counts(model: nn.Module, x: torch.Tenso
     assert operations(model, x) == counted.get_total_flops()
 
 
-def test_counting_leaves_no_trace() -> None:
+def test_counting_does_not_change_the_model() -> None:
     model = MODELS["digits-cnn"]().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     operations(model, torch.rand(1, 1, 8, 8))
@@ -46,7 +46,7 @@ def test_counting_leaves_no_trace() -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_little_work_takes_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_models_use_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     digits, image = MODELS["digits-cnn"](), torch.rand(1, 1, 8, 8)
     enough = -(-SINGLE_THREAD_OPERATIONS // operations(digits, image))
     assert choose_threads(digits, image, 64) == 1
@@ -56,7 +56,7 @@ def test_little_work_takes_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_training_takes_them_and_gives_them_back(tmp_path) -> None:
+def test_training_restores_the_number_of_threads(tmp_path) -> None:
     import classwise as cw
 
     seen = []

@@ -1,4 +1,4 @@
-"""Class statistics of a batch against sums written out, and their merging."""
+"""Class statistics of a batch compared with explicit sums, and their addition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def terms_of(count: int, num_classes: int, seed: int, *, nat: bool = True, adv: 
 
 
 def by_hand(terms: LossTerms, y: torch.Tensor, num_classes: int) -> ClassStats:
-    """One example after the other, by plain numbers."""
+    """Sum example by example with plain numbers."""
     stats = ClassStats.zeros(num_classes)
     for i, label in enumerate(y.tolist()):
         stats.n[label] += 1
@@ -65,7 +65,7 @@ def test_a_batch_is_summed_by_class(count: int, num_classes: int, seed: int, nat
     same(ClassStats.of(terms, y, num_classes), by_hand(terms, y, num_classes))
 
 
-def test_batches_add_up_in_place_and_anew() -> None:
+def test_addition_and_in_place_addition() -> None:
     parts = [(terms_of(size, 4, size), torch.arange(size) % 4) for size in (5, 1, 9)]
     total = ClassStats.zeros(4)
     expected = ClassStats.zeros(4)

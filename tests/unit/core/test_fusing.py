@@ -1,4 +1,4 @@
-"""What is fusible is itself, unless somebody compiles."""
+"""Fusible functions are called directly outside ``fusing``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from classwise.core import fusing as fusing_module
 from classwise.core.fusing import fusible, fusing
 
 
-def test_compiled_within_and_plain_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_is_compiled_within_fusing_only(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def compiler(function, *, dynamic):  # type: ignore[no-untyped-def]

@@ -38,7 +38,7 @@ def test_independent_of_order_and_batching(draw, order, cuts):
 
 
 @pytest.mark.parametrize("rows", [[3], [2, 0, 1], [4, 4], [True, False, True, False, True]], ids=str)
-def test_take_goes_on_where_the_batch_was(rows):
+def test_take_continues_the_streams(rows):
     rows = torch.tensor(rows)
     whole = noise(1, torch.arange(5))
     first = whole.uniform(like(5))
@@ -52,7 +52,7 @@ def test_take_goes_on_where_the_batch_was(rows):
     assert torch.equal(taken.normal(like(len(picked))), third[rows])
 
 
-def test_position_decides_not_shape():
+def test_numbers_depend_on_position_not_shape():
     flat = noise(3).uniform(torch.empty(B, 12))
     assert torch.equal(noise(3).uniform(torch.empty(B, 3, 2, 2)).flatten(1), flat)
     assert torch.equal(noise(3).uniform(torch.empty(B, 4)), flat[:, :4])
@@ -102,7 +102,7 @@ def uncorrelated(a: torch.Tensor, b: torch.Tensor) -> bool:
     return stats.pearsonr(x, y).pvalue > 1e-3 and stats.chisquare(joint.flatten()).pvalue > 1e-3
 
 
-def test_neighbouring_examples_are_independent():
+def test_neighboring_examples_are_independent():
     values = noise().uniform(like())
     assert uncorrelated(values[:-1], values[1:])
     assert uncorrelated(values.flatten(1)[:, :-1], values.flatten(1)[:, 1:])
@@ -143,7 +143,7 @@ def test_bits_are_those_of_splitmix64():
         assert source.uniform(torch.empty(2, 5))[1].tolist() == expected
 
 
-def test_shared_noise_is_the_generators():
+def test_shared_noise_uses_the_generator():
     x = like(2, torch.float64)
     ours = SharedNoise(torch.Generator().manual_seed(3))
     generator = torch.Generator().manual_seed(3)
@@ -165,7 +165,7 @@ def test_shared_noise_without_a_generator_follows_the_global_seed():
 @pytest.mark.parametrize("draw", ["uniform", "normal"])
 @given(cuts=st.sets(st.integers(0, 9), max_size=3), attempts=st.integers(1, 3))
 @settings(deadline=None, max_examples=30)
-def test_parts_of_a_batch_together_have_the_noise_of_the_whole(draw, cuts, attempts):
+def test_part_noise_equals_noise_of_whole_batch(draw, cuts, attempts):
     def seeded():
         return torch.Generator().manual_seed(4)
 

@@ -33,7 +33,7 @@ def test_parse(eps, norm, value, text):
     assert Threat.parse(eps, norm) == Threat(norm, value, text)
 
 
-def test_the_same_number_in_other_words_is_another_threat():
+def test_equal_numbers_with_other_text_differ():
     assert Threat.parse("1/2") != Threat.parse("0.5")
 
 
@@ -104,7 +104,7 @@ def test_projected_points_are_inside(made, how, distance):
 
 @given(made=balls(), **MOVES)
 @settings(deadline=None, max_examples=100)
-def test_projection_moves_no_farther_than_it_must(made, how, distance):
+def test_projection_moves_no_farther_than_needed(made, how, distance):
     ball, generator = made
     x = moved(ball, generator, how, distance)
     centre, radius = ball.centre.double(), ball.radius.double()
@@ -119,7 +119,7 @@ def test_projection_moves_no_farther_than_it_must(made, how, distance):
 
 @given(made=balls(), **MOVES)
 @settings(deadline=None, max_examples=100)
-def test_projecting_twice_changes_nothing_more(made, how, distance):
+def test_projection_is_idempotent(made, how, distance):
     ball, generator = made
     once = ball.project(moved(ball, generator, how, distance))
     twice = ball.project(once)
@@ -157,7 +157,7 @@ def test_projection_in_double_precision(norm):
     assert (size <= 0.25 + 1e-15).all()
 
 
-def test_l2_projection_keeps_the_direction_where_the_box_is_far():
+def test_l2_projection_keeps_direction_inside_the_box():
     centre = torch.full((1, 1, 1, 2), 0.5)
     ball = Threat.parse("0.1", "L2").ball(centre)
     projected = ball.project(centre + torch.tensor([0.3, 0.4]).view(1, 1, 1, 2))
@@ -173,7 +173,7 @@ def test_length_of_large_images():
 
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
-def test_scale_stretches_radius_and_step(norm):
+def test_scale_multiplies_radius_and_step(norm):
     centre = torch.full((3, 1, 2, 2), 0.5)
     scale = torch.tensor([0.0, 0.5, 2.0])
     ball = Threat.parse("0.1", norm).ball(centre, scale)
@@ -193,7 +193,7 @@ def test_linf_step_is_the_sign():
 
 
 @pytest.mark.parametrize("size", [1e30, 1.0, 1e-5, 1e-14, 1e-30])
-def test_l2_step_is_a_unit_of_the_gradient(size):
+def test_l2_step_is_along_the_unit_gradient(size):
     """However small: the squares of the last are zero in float32."""
     centre = torch.full((1, 1, 1, 2), 0.5)
     ball = Threat.parse("0.1", "L2").ball(centre)
@@ -226,7 +226,7 @@ def test_starts_are_inside(made, how, seed):
     assert ball.contains(ball.start(how, noise)).all()
 
 
-def test_zero_start_is_a_copy_of_the_centre():
+def test_zero_start_is_a_copy_of_the_center():
     ball = Threat.parse("0.1").ball(torch.rand(2, 1, 2, 2))
     start = ball.start("zero", ExampleNoise(0, torch.arange(2)))
     assert torch.equal(start, ball.centre)
@@ -270,7 +270,7 @@ def test_gaussian_start_is_a_thousandth_wide(norm):
     assert stats.kstest(values, stats.norm(0, 0.001).cdf).pvalue > 1e-3
 
 
-def test_contains_rejects_what_is_outside():
+def test_contains_rejects_points_outside_the_ball():
     centre = torch.full((1, 1, 2, 2), 0.5)
     inf_ball, two_ball = Threat.parse("0.1").ball(centre), Threat.parse("0.1", "L2").ball(centre)
 
@@ -288,7 +288,7 @@ def test_contains_rejects_what_is_outside():
 
 @for_each("norm", ["Linf", "L2"])
 @for_each("bad", [math.nan, math.inf, -math.inf, -2 * TOLERANCE, 1 + 2 * TOLERANCE])
-def test_contains_rejects_points_outside_the_box_and_no_points(norm, bad):
+def test_contains_rejects_points_outside_the_box_and_nan(norm, bad):
     centre = torch.full((3, 1, 2, 2), 0.5)
     centre[1, 0, 0, 0] = 1 if bad > 0.5 else 0
     x = centre.clone()
@@ -303,7 +303,7 @@ def test_contains_rejects_all_nan_and_knows_its_own_radius():
     assert ball.contains(torch.full_like(centre, math.nan)).tolist() == [False, False]
 
 
-def test_contains_of_large_images_is_not_lax():
+def test_contains_is_strict_for_large_images():
     """The allowance for rounding in many coordinates is a fifty-thousandth of the radius, no more."""
     centre = torch.full((1, 3, 32, 32), 0.5)
     ball = Threat.parse("0.5", "L2").ball(centre)

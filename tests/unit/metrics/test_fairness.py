@@ -32,7 +32,7 @@ def test_difference_bounds_variance(accuracies):
 
 
 @pytest.mark.parametrize("accuracies", [[], [math.nan], [math.nan, math.nan]])
-def test_spread_of_no_class_is_unknown(accuracies):
+def test_spread_of_no_class_is_none(accuracies):
     assert class_variance(accuracies) is None
     assert max_class_difference(accuracies) is None
 
@@ -62,6 +62,6 @@ def test_rho_against_a_zero_baseline_is_undefined(average, worst):
 
 
 @pytest.mark.parametrize(("average", "worst"), [(-1, 20), (50, -20)])
-def test_rho_refuses_negative_accuracies(average, worst):
+def test_rho_rejects_negative_accuracies(average, worst):
     with pytest.raises(InputError, match="cannot be negative"):
         rho(average=40, worst=30, baseline_average=average, baseline_worst=worst)

@@ -48,7 +48,7 @@ def test_wilson_is_that_of_scipy_and_of_statsmodels(case, level):
     assert 0 <= low <= correct / n <= high <= 1
 
 
-def test_wilson_is_elementwise_and_unknown_without_examples():
+def test_wilson_is_elementwise_and_nan_without_examples():
     low, high = wilson([0, 3, 0, 10], [0, 4, 5, 10])
     assert np.isnan(low).tolist() == np.isnan(high).tolist() == [True, False, False, False]
     assert (low[2], high[3]) == (0, 1)
@@ -189,7 +189,7 @@ def test_no_class_present(n):
     assert variance_interval([0] * len(n), n) is None
 
 
-def test_distances_between_classes_need_two():
+def test_gap_and_variance_need_two_classes():
     assert gap_interval([0, 5], [0, 10]) is None
     assert variance_interval([0, 5], [0, 10]) is None
 
@@ -206,7 +206,7 @@ def test_bounds_are_in_order(cases):
     assert gap_interval(correct, n)[1] <= 1
 
 
-def test_the_ends_of_the_scale_are_reached():
+def test_bounds_reach_zero_and_one():
     nothing, all_ = worst_class([0, 30], [50, 50]), worst_class([50, 50], [50, 50])
     assert (nothing.corrected, nothing.corrected_low) == (pytest.approx(0, abs=1e-12), 0)
     assert (all_.corrected, all_.corrected_high) == (1, 1)
@@ -258,7 +258,7 @@ def test_the_variance_interval_inverts_the_noncentral_chi_squared():
 
 
 @pytest.mark.parametrize(("profile", "n"), [("trades", 100), ("equal", 100), ("spread", 1000), ("one of two", 50)])
-def test_upper_ends_of_the_spread_between_classes_hold(profile, n):
+def test_upper_bounds_of_gap_and_variance_cover(profile, n):
     shares = np.array(PROFILES[profile]) / 100
     total = np.full(shares.size, n)
     measured = np.random.default_rng(5).binomial(total, shares, size=(150, shares.size))

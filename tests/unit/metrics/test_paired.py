@@ -64,7 +64,7 @@ def test_holm_is_that_of_statsmodels(p_values):
     assert holm(p_values) == pytest.approx(multipletests(p_values, method="holm")[1].tolist(), rel=1e-9)
 
 
-def test_any_class_is_wrongly_called_changed_in_at_most_five_percent():
+def test_family_wise_error_rate_is_at_most_five_percent():
     """Ten classes, two equally good models, a few flips both ways: the error rate of all ten tests together."""
     rng, times = np.random.default_rng(3), 400
     flips = rng.poisson(20, size=(times, 10))

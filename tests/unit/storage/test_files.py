@@ -39,7 +39,7 @@ def test_atomic_replaces_only_at_the_end(tmp_path):
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
-def test_a_failure_inside_leaves_the_old_file_and_nothing_else(tmp_path, failure):
+def test_failed_write_keeps_the_old_file(tmp_path, failure):
     path = tmp_path / "file.txt"
     path.write_text("old")
 
@@ -54,7 +54,7 @@ def test_a_failure_inside_leaves_the_old_file_and_nothing_else(tmp_path, failure
     assert names(tmp_path) == ["file.txt"]
 
 
-def test_a_failure_inside_leaves_no_new_file(tmp_path):
+def test_failed_write_creates_no_file(tmp_path):
     def write_nothing() -> None:
         with atomic(tmp_path / "file.txt"):
             raise RuntimeError
@@ -75,7 +75,7 @@ def test_a_writer_that_replaces_the_temporary_file(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX systems")
-def test_files_are_as_public_as_the_umask_says(tmp_path):
+def test_file_modes_follow_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
         write_text(tmp_path / "file.txt", "x")
@@ -110,7 +110,7 @@ def test_json_round_trip(tmp_path_factory, value):
 
 
 @pytest.mark.parametrize("value", [float("nan"), {"a": [float("inf")]}, {"a": object()}])
-def test_what_json_cannot_hold_leaves_the_old_file(tmp_path, value):
+def test_invalid_json_value_keeps_the_old_file(tmp_path, value):
     path = tmp_path / "file.json"
     write_json(path, {"old": 1})
     with pytest.raises((ValueError, TypeError)):
@@ -143,7 +143,7 @@ def test_digest_is_blake2b_of_the_parts_and_their_lengths():
 
 @given(st.lists(st.text(max_size=4), max_size=4), st.lists(st.text(max_size=4), max_size=4))
 @settings(deadline=None, max_examples=100)
-def test_digest_tells_parts_apart(first, second):
+def test_digest_depends_on_part_boundaries(first, second):
     assert (digest(*first) == digest(*second)) == (first == second)
 
 
@@ -165,7 +165,7 @@ PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, a
 
 
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-def test_json_is_the_same_value_however_it_is_laid_out(value: object) -> None:
+def test_json_text_round_trip(value: object) -> None:
     assert json.loads(json_text(value)) == value
 
 
@@ -176,6 +176,6 @@ def test_a_row_of_a_matrix_is_a_line() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), [float("inf")], {"a": [{"b": float("nan")}]}])
-def test_json_without_numbers_that_are_none(value: object) -> None:
+def test_json_rejects_nan(value: object) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         json_text(value)

@@ -52,7 +52,7 @@ def complaint(path: Path) -> str:
 
 @settings(max_examples=30, deadline=None)
 @given(values=arrays.arrays(np.float16, st.tuples(st.integers(0, 6), st.integers(2, 5)), elements=st.floats(width=16)))
-def test_half_floats_come_back_exactly(values: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_float16_values_round_trip_exactly(values: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("table") / "margins.parquet"
     saved = table(values, -values)
     saved.save(path)
@@ -104,7 +104,7 @@ def test_pending_rows(tmp_path: Path) -> None:
     assert found.complete
 
 
-def test_the_two_matrices_of_a_pending_table_are_not_one() -> None:
+def test_pending_matrices_are_separate() -> None:
     margins = Margins.pending(np.arange(2), np.arange(2), 3, {})
     margins.attacked[:] = 5
     assert np.isnan(margins.natural).all()
@@ -151,11 +151,11 @@ def test_absent_files(tmp_path: Path) -> None:
     assert "no such file" in complaint(tmp_path / "gone.parquet")
 
 
-def test_a_directory_is_no_table(tmp_path: Path) -> None:
+def test_directory_is_not_a_table(tmp_path: Path) -> None:
     complaint(tmp_path)
 
 
-def test_torn_files(tmp_path: Path) -> None:
+def test_truncated_files(tmp_path: Path) -> None:
     path = tmp_path / "m.parquet"
     random_table(40, 4).save(path)
     whole = path.read_bytes()
@@ -223,7 +223,7 @@ def test_foreign_tables(tmp_path: Path, changes: dict[str, object], said: str) -
     assert said in complaint(written(tmp_path / "m.parquet", **changes))
 
 
-def test_metadata_that_is_no_json(tmp_path: Path) -> None:
+def test_metadata_that_is_not_json(tmp_path: Path) -> None:
     path = written(tmp_path / "m.parquet")
     pq.write_table(pq.read_table(path).replace_schema_metadata({"classwise.margins": "{"}), path)
     assert "is not a margin matrix" in complaint(path)

@@ -56,7 +56,7 @@ def test_a_new_directory(run, resume):
     assert list(contents(run)) == ["run.json"]
 
 
-def test_an_empty_directory_is_as_good_as_a_new_one(run):
+def test_empty_directory_is_accepted(run):
     run.mkdir(parents=True)
     assert claim(run) is False
 
@@ -80,12 +80,12 @@ def test_another_run_names_what_differs(run, resume):
     )
 
 
-def test_a_difference_that_was_not_asked_for(run):
+def test_differing_inputs_are_named(run):
     claim(run)
     assert "(differs in its inputs)" in refused(run, "f2", resume=True)
 
 
-def test_an_evaluation_beside_its_training(run):
+def test_evaluation_in_a_training_directory(run):
     claim(run)
     RunDirectory(run).checkpoints.mkdir()
     training = read(run)["training"]
@@ -98,7 +98,7 @@ def test_an_evaluation_beside_its_training(run):
     assert claim(run, resume=True) is True
 
 
-def test_a_foreign_directory_is_left_alone(run):
+def test_foreign_directory_is_not_changed(run):
     run.mkdir(parents=True)
     (run / "thesis.tex").write_text("do not lose")
     (run / "zoo.txt").write_text("")
@@ -106,7 +106,7 @@ def test_a_foreign_directory_is_left_alone(run):
     assert refused(run, resume=True).startswith(f"{run} is not empty")
 
 
-def test_a_file_in_the_way(run):
+def test_path_is_a_file(run):
     run.parent.mkdir()
     run.write_text("I was here")
     assert refused(run) == f"{run} is a file, not a directory"
@@ -132,11 +132,11 @@ def test_finish_adds_to_its_section(run):
     assert after["training"] == before["training"]
 
 
-def test_reading_nothing(run):
+def test_read_without_record(run):
     assert RunDirectory(run).read() == {"schema": "classwise/run/1"}
 
 
-def test_places(run):
+def test_paths(run):
     directory = RunDirectory(run)
     named = {
         directory.checkpoints: "checkpoints",
@@ -149,7 +149,7 @@ def test_places(run):
     assert named == {run / name: name for name in named.values()}
 
 
-def test_versions_name_what_decides_a_result():
+def test_versions():
     import torch
 
     assert versions()["torch"] == torch.__version__

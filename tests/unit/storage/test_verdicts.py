@@ -47,7 +47,7 @@ def test_without_attacks_the_worst_case_is_natural():
     assert verdicts.complete
 
 
-def test_pending_is_neither_survival_nor_break():
+def test_pending_is_neither_survived_nor_broken():
     verdicts = Verdicts.pending(np.arange(3), np.array([0, 1, 2]), ["pgd"])
     assert not verdicts.complete
     assert not verdicts.survived().any()
@@ -93,7 +93,7 @@ def test_file_has_the_columns_of_the_contract(small, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["verdicts.parquet"]
 
 
-def test_what_is_pending_is_null_in_the_file(small, tmp_path):
+def test_pending_is_null_in_the_file(small, tmp_path):
     path = tmp_path / "verdicts.parquet"
     small.attacks["fgsm"][[0, 4]] = PENDING
     small.natural[2] = PENDING
@@ -116,7 +116,7 @@ def any_verdicts(draw):
 
 @given(any_verdicts())
 @settings(deadline=None, max_examples=150)
-def test_robust_means_right_untouched_and_under_every_attack(verdicts):
+def test_robust_means_correct_without_and_under_all_attacks(verdicts):
     columns = [verdicts.natural.tolist(), *(column.tolist() for column in verdicts.attacks.values())]
     for row, label in enumerate(verdicts.label.tolist()):
         answers = [column[row] for column in columns]
@@ -165,7 +165,7 @@ def test_missing_file(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0, 7, 0.5, 0.99])
-def test_torn_file(small, tmp_path, keep):
+def test_truncated_file(small, tmp_path, keep):
     path = tmp_path / "verdicts.parquet"
     small.save(path, "f00d")
     content = path.read_bytes()
@@ -181,7 +181,7 @@ def test_missing_column_is_named(small, tmp_path, column):
     assert refused(path).endswith(f"column {column!r} is missing")
 
 
-def test_column_of_words(small, tmp_path):
+def test_column_of_strings(small, tmp_path):
     path = tmp_path / "verdicts.parquet"
     words = {"index": [0], "label": [0], "natural": ["cat"], "pred:pgd": [0]}
     pq.write_table(pa.table(words), path)

@@ -1,4 +1,4 @@
-"""Weight averages against their closed forms: over all steps, and over the epochs that are let in."""
+"""Weight averages over steps and over epochs, compared with closed forms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def counted(value: float) -> nn.Module:
 
 
 @pytest.mark.parametrize("decay", [0.3, 0.9, 0.999])
-def test_equals_the_recursion(decay: float) -> None:
+def test_average_equals_the_recursion(decay: float) -> None:
     average = WeightAverage(counted(-100.0), decay)
     expected = -100.0
     for step in range(200):
@@ -34,14 +34,14 @@ def test_equals_the_recursion(decay: float) -> None:
     assert average.model.num_batches_tracked.item() == 199
 
 
-def test_forgets_the_initial_weights_at_once() -> None:
-    """Whatever the decay: the first step replaces them, and soon the average is near the present weights."""
+def test_first_step_replaces_initial_weights() -> None:
+    """For any decay, the first step replaces them, and the average is soon close to the current weights."""
     average = WeightAverage(counted(1e6), 0.9999)
     average.on_step(counted(1.0))
     assert average.model.weight.item() == 1.0
 
 
-def test_saved_state_continues_where_it_stopped() -> None:
+def test_average_state_round_trip() -> None:
     whole, first, second = (WeightAverage(counted(0.0), 0.9) for _ in range(3))
     for step in range(30):
         whole.on_step(counted(float(step)))
@@ -53,7 +53,7 @@ def test_saved_state_continues_where_it_stopped() -> None:
     assert not second.model.weight.requires_grad
 
 
-def test_tied_weights_count_once() -> None:
+def test_tied_weights_are_averaged_once() -> None:
     class Tied(nn.Module):
         def __init__(self, value: float) -> None:
             super().__init__()
@@ -68,14 +68,14 @@ def test_tied_weights_count_once() -> None:
 
 
 def verdicts(*correct: int) -> ClassStats:
-    """Ten examples a class, so many of them right under attack; none at all where the number is negative."""
+    """Ten examples per class with the given number correct under attack; no examples for negative numbers."""
     made = ClassStats.zeros(len(correct))
     made.n_adv += torch.tensor([0 if right < 0 else 10 for right in correct])
     made.correct_adv += torch.tensor([max(right, 0) for right in correct])
     return made
 
 
-def test_only_epochs_whose_worst_class_holds_are_let_in() -> None:
+def test_only_epochs_with_good_worst_class_are_included() -> None:
     """d = 1/2, threshold 0.3. Epoch 1 is too early, 2 has a class at 0.2, 3 begins: 3. Epoch 4 has none: still 3.
     Epoch 5: (3 + 5) / 2 = 4. Epoch 6, whose weak class has no examples: (4 + 6) / 2 = 5."""
     average = FAWA(counted(-100.0), FAWASettings(decay=0.5, threshold=0.3, begin=2))
@@ -92,7 +92,7 @@ def test_only_epochs_whose_worst_class_holds_are_let_in() -> None:
 
 
 @for_each("percent", range(101))
-def test_the_threshold_itself_is_good_enough(percent: int) -> None:
+def test_threshold_is_inclusive(percent: int) -> None:
     average = FAWA(counted(0.0), FAWASettings(threshold=percent / 100))
     val = ClassStats.zeros(1)
     val.n_adv += 100
@@ -101,7 +101,7 @@ def test_the_threshold_itself_is_good_enough(percent: int) -> None:
     assert average.included == 1
 
 
-def test_a_gated_average_continues_where_it_stopped() -> None:
+def test_gated_average_state_round_trip() -> None:
     whole, first, second = (FAWA(counted(0.0), FAWASettings(begin=3, threshold=0.5)) for _ in range(3))
     for epoch in range(1, 9):
         val = verdicts(epoch + 1, 9)
@@ -118,10 +118,10 @@ def test_a_gated_average_continues_where_it_stopped() -> None:
     ("settings", "message"),
     [
         ({"decay": 1}, "decay must lie in"),
-        ({"threshold": 20}, "threshold must lie in [0, 1], got 20"),
+        ({"threshold": 20}, r"threshold must lie in \[0, 1\], got 20"),
         ({"begin": 0}, "begin must be at least 1"),
     ],
 )
-def test_impossible_gates(settings: dict[str, float], message: str) -> None:
+def test_invalid_fawa_settings(settings: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         FAWASettings(**settings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What goes with what, and what it costs, against the papers' own count."""
+"""Compatibility of policies with objectives, and costs as counted in the papers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def steps(objective: Objective, number: int) -> Objective:
 
 
 @pytest.mark.parametrize("number", [1, 7])
-def test_passes_are_those_of_the_algorithms(number: int) -> None:
+def test_cost_equals_passes_of_the_algorithms(number: int) -> None:
     """A forward pass counts one and a backward pass two. Madry: n attack steps and one training pass. TRADES: a clean
     pass for the attack, n steps, and two training passes."""
     assert traits_of(Standard()).cost == 3
@@ -29,13 +29,13 @@ def test_passes_are_those_of_the_algorithms(number: int) -> None:
     assert traits_of(Free(replays=number + 1)).cost == 3 * (number + 1)
 
 
-def test_what_is_built_on_another_obeys_as_it_does() -> None:
+def test_composed_objectives_have_traits_of_their_base() -> None:
     for base, kind in (("madry", Madry), ("trades", Trades)):
         for composed in (HypersphereEmbedding(base=base), Similarity(base=base)):
             assert traits_of(composed) == traits_of(kind())
 
 
-def test_controls_that_make_a_difference() -> None:
+def test_controls_with_an_effect() -> None:
     assert traits_of(Standard()).obeys == {"sampling", "weight_nat"}
     assert traits_of(Madry()).obeys == {"sampling", "weight_adv", "beta_scale", "eps_scale", "targets"}
     assert traits_of(Trades()).obeys == {"sampling", "weight_nat", "weight_adv", "beta_scale", "eps_scale"}
@@ -43,12 +43,12 @@ def test_controls_that_make_a_difference() -> None:
 
 
 @for_each("objective", EVERY, ids=list(OBJECTIVES))
-def test_plain_training_goes_with_everything(objective: Objective) -> None:
+def test_uniform_and_wat_work_on_every_objective(objective: Objective) -> None:
     assert conflict(POLICIES["uniform"], objective) is None
     assert conflict(POLICIES["wat"], objective) is None
 
 
-def test_what_makes_no_sense_has_a_reason() -> None:
+def test_conflicts_have_a_reason() -> None:
     assert conflict(POLICIES["beta-vector"], Standard()) == (
         "it sets beta_scale, which has no effect on this objective"
     )

@@ -1,4 +1,4 @@
-"""The compiled step: which engine a plan takes, and on a GPU the same step as the eager one."""
+"""The compiled step: choice of the engine, and on a GPU equality with the eager step."""
 
 # B batch, K classes
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def needs_gpu(test: Callable[..., None]) -> Callable[..., None]:
-    """On a GPU alone, where the compiler's own warnings are not ours."""
+    """Run a test only on a GPU, without errors for the compiler's warnings."""
     skip = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: elsewhere a step is eager")
     return skip(pytest.mark.filterwarnings("default")(test))  # type: ignore[no-any-return]
 
@@ -47,15 +47,13 @@ def test_without_a_gpu_training_is_eager_in_float32() -> None:
         assert plan_for(engine="compiled").engine == "eager"
 
 
-def test_warming_up_is_told_apart(tmp_path: Path) -> None:
+def test_warmup_is_recorded_separately(tmp_path: Path) -> None:
     run = cw.train("digits/standard", out=tmp_path / "run", epochs=1, device="cpu")
     assert run.outcome.history[0]["warmup"] == 0.0
 
 
 @pytest.mark.parametrize("asked", [None, "cudnn", "torch"])
-def test_kernels_are_tried_for_a_while_unless_results_must_repeat(
-    asked: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_benchmarked_unless_deterministic(asked: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     cudnn = torch.backends.cudnn
     if asked == "cudnn":
         monkeypatch.setattr(cudnn, "deterministic", True)
@@ -72,10 +70,10 @@ def test_kernels_are_tried_for_a_while_unless_results_must_repeat(
 
 @pytest.mark.parametrize("recipe", ["digits/trades", "digits/madry", "digits/standard"])
 @pytest.mark.parametrize("model", ["digits-cnn", "resnet18"])
-def test_the_stand_in_gives_the_objective_its_losses_and_gradients(
+def test_step_model_has_losses_and_gradients_of_the_model(
     recipe: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twin, pairs and modes, without the compiler and the graph."""
+    """Optimized copy, paired passes and modes, without compiler and graph."""
     monkeypatch.setattr(compiled, "compiled", lambda function: function)
     plan = plan_for(recipe, model=model)
     rows = plan.train[:8]
@@ -89,10 +87,10 @@ def test_the_stand_in_gives_the_objective_its_losses_and_gradients(
         own = copy.deepcopy(plan.model).train()
         asked: Any = own
         if stands:
-            twin = make_optimized_copy(own, x, lowered=False)
-            assert twin is not None
-            asked = StepModel(own, twin, "fp32", CPU)
-            twin.refresh(own)
+            optimized = make_optimized_copy(own, x, lowered=False)
+            assert optimized is not None
+            asked = StepModel(own, optimized, "fp32", CPU)
+            optimized.refresh(own)
         terms = plan.objective(asked, x, y, controls, generator=torch.Generator().manual_seed(0))
         loss = reduce(terms, y, controls)
         loss.backward()
@@ -110,7 +108,7 @@ def test_the_stand_in_gives_the_objective_its_losses_and_gradients(
 
 
 def pair(**changes: Any) -> tuple[Plan, Engine, CompiledEngine]:
-    """The same plan and weights, eager and compiled."""
+    """A plan with an eager and a compiled engine of equal weights."""
     descent = {"name": "sgd", "lr": 0.1, "momentum": 0.0}  # Adam would blow the smallest gradients up
     plan = plan_for(device="cuda", **{"batch_size": 64, "optimizer": descent, **changes})
     assert plan.engine == "compiled"
@@ -149,7 +147,7 @@ def parameters(engine: Engine) -> Tensor:
 
 
 def moved(engine: Engine, plan: Plan, **scales: Tensor) -> tuple[Tensor, Tensor]:
-    """How far one step moves the parameters, and its loss."""
+    """The change of the parameters by one step, and its loss."""
     x, y = batch(plan)
     before = parameters(engine)
     with exact(x.device):
@@ -163,7 +161,7 @@ def cosine(one: Tensor, other: Tensor) -> float:
 
 @needs_gpu
 @pytest.mark.parametrize("recipe", ["digits/trades", "digits/madry", "digits/standard"])
-def test_one_step_is_the_eager_step(recipe: str) -> None:
+def test_compiled_step_equals_eager_step(recipe: str) -> None:
     plan, eager, fast = pair(recipe=recipe, precision="fp32")
     (way, loss), (same_way, same_loss) = moved(eager, plan), moved(fast, plan)
     assert fast.captured is not None
@@ -175,8 +173,8 @@ def test_one_step_is_the_eager_step(recipe: str) -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("recipe", ["digits/trades", "digits/madry", "digits/standard"])
-def test_in_bfloat16_a_step_is_as_near_to_float32_as_the_eager_one(recipe: str) -> None:
-    """Not nearer to each other: signs of small gradients differ between any two ways of rounding."""
+def test_bfloat16_step_is_as_accurate_as_eager(recipe: str) -> None:
+    """The two are not closer to each other: signs of small gradients depend on rounding."""
     exactly, reference, _ = pair(recipe=recipe, precision="fp32")
     plan, eager, fast = pair(recipe=recipe, precision="bf16")
     (way, loss), (eager_way, _), (fast_way, fast_loss) = (
@@ -189,7 +187,7 @@ def test_in_bfloat16_a_step_is_as_near_to_float32_as_the_eager_one(recipe: str) 
 
 @needs_gpu
 @pytest.mark.parametrize("recipe", ["digits/awp", "digits/bat", "digits/he-trades", "digits/targeted", "digits/mart"])
-def test_what_other_methods_do_in_a_step_is_captured_too(recipe: str) -> None:
+def test_steps_of_other_methods_are_captured(recipe: str) -> None:
     plan, eager, fast = pair(recipe=recipe, precision="fp32")
     eager.awp = copy.deepcopy(plan.awp)
     scales = plan.policy.start(plan.task)
@@ -203,7 +201,7 @@ def test_what_other_methods_do_in_a_step_is_captured_too(recipe: str) -> None:
 
 
 @needs_gpu
-def test_weights_by_the_margins_of_a_batch_are_captured_too() -> None:
+def test_batch_margin_weights_are_captured() -> None:
     plan, eager, fast = pair(recipe="digits/madry", precision="fp32")
     fast.policy = eager.policy = FAAL()
     (way, loss), (same_way, same_loss) = moved(eager, plan), moved(fast, plan)
@@ -213,8 +211,8 @@ def test_weights_by_the_margins_of_a_batch_are_captured_too() -> None:
 
 
 @needs_gpu
-def test_nothing_is_baked_in() -> None:
-    """Learning rate, controls, batch and noise of a replay are those of the call."""
+def test_replay_uses_current_arguments() -> None:
+    """A replay uses the learning rate, controls, batch and noise of its call."""
     plan, _, fast = pair(recipe="digits/madry")
     x, y = batch(plan)
     step(fast, plan, x, y)
@@ -235,7 +233,7 @@ def test_nothing_is_baked_in() -> None:
 
 
 @needs_gpu
-def test_a_batch_of_another_size_takes_the_eager_step_and_the_next_is_replayed() -> None:
+def test_other_batch_sizes_run_eagerly() -> None:
     plan, eager, fast = pair(precision="fp32")
     for number, size in enumerate((64, 64, 40, 64)):
         x, y = batch(plan, size, start=64 * number)
@@ -247,7 +245,7 @@ def test_a_batch_of_another_size_takes_the_eager_step_and_the_next_is_replayed()
 
 
 @needs_gpu
-def test_statistics_come_out_of_a_replay() -> None:
+def test_replay_returns_statistics() -> None:
     plan, eager, fast = pair()
     x, y = batch(plan)
     found = []
@@ -263,7 +261,7 @@ def test_statistics_come_out_of_a_replay() -> None:
 
 
 @needs_gpu
-def test_a_policy_that_looks_at_batches_is_part_of_the_step() -> None:
+def test_on_batch_policy_is_captured() -> None:
     class Halving(Uniform):
         def on_batch(self, terms: LossTerms, y: Tensor) -> ClassControls:
             ones = torch.ones(10, device=y.device)
@@ -279,7 +277,7 @@ def test_a_policy_that_looks_at_batches_is_part_of_the_step() -> None:
 
 
 @needs_gpu
-def test_a_policy_that_waits_for_the_device_trains_eagerly_with_a_warning() -> None:
+def test_synchronizing_policy_runs_eagerly_with_warning() -> None:
     class Waiting(Uniform):
         def on_batch(self, terms: LossTerms, y: Tensor) -> None:
             float(terms.adv.sum())
@@ -294,7 +292,7 @@ def test_a_policy_that_waits_for_the_device_trains_eagerly_with_a_warning() -> N
 
 
 @needs_gpu
-def test_a_whole_training_learns_as_well(tmp_path: Path) -> None:
+def test_compiled_training_reaches_eager_accuracy(tmp_path: Path) -> None:
     scores = {}
     for engine in ("eager", "compiled"):
         run = cw.train("digits/trades", out=tmp_path / engine, engine=engine, epochs=6)
@@ -305,7 +303,7 @@ def test_a_whole_training_learns_as_well(tmp_path: Path) -> None:
 
 
 @needs_gpu
-def test_side_by_side_every_run_learns_what_it_learns_alone(tmp_path: Path) -> None:
+def test_parallel_compiled_runs_equal_single_runs(tmp_path: Path) -> None:
     changes = {"precision": "fp32", "epochs": 3, "engine": "compiled"}
     recipes = {seed: load_recipe("digits/trades", {**changes, "seed": seed}) for seed in range(3)}
     together = cw.train_together({tmp_path / f"together-{seed}": recipe for seed, recipe in recipes.items()})
@@ -317,7 +315,7 @@ def test_side_by_side_every_run_learns_what_it_learns_alone(tmp_path: Path) -> N
 
 @needs_gpu
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_logits_are_rounded_alike_with_and_without_a_gradient(precision: str) -> None:
+def test_logits_do_not_depend_on_gradient_mode(precision: str) -> None:
     """Next to the image the search of TRADES is led by the difference between clean logits and those it moves.
 
     Were it the difference of two ways to round, all images of a batch would go the same way, and batch norm would take
@@ -327,10 +325,10 @@ def test_logits_are_rounded_alike_with_and_without_a_gradient(precision: str) ->
     x, y = batch(plan)
     step(fast, plan, x, y)
     assert fast.captured is not None
-    stand = fast.captured.step_model.eval()
+    step_model = fast.captured.step_model.eval()
     with torch.no_grad():
-        clean = stand(x)
+        clean = step_model(x)
     assert not clean.requires_grad
-    moving = stand(x.clone().requires_grad_())
+    moving = step_model(x.clone().requires_grad_())
     assert moving.requires_grad
     assert torch.equal(clean, moving)

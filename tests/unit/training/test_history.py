@@ -10,7 +10,7 @@ from classwise.core.types import ClassControls, ClassStats
 from classwise.training.history import controls_record, stats_record, write_history
 
 
-def test_one_line_per_epoch_written_anew(tmp_path):
+def test_history_has_one_line_per_epoch(tmp_path):
     path = tmp_path / "metrics.jsonl"
     write_history(path, [{"epoch": 1}, {"epoch": 2}])
     write_history(path, [{"epoch": 1}, {"epoch": 2}, {"epoch": 3, "lr": 0.5}])
@@ -21,7 +21,7 @@ def test_one_line_per_epoch_written_anew(tmp_path):
     assert path.read_text(encoding="utf-8").splitlines() == lines
 
 
-def test_summary_by_hand():
+def test_stats_record_by_hand():
     stats = ClassStats.zeros(3)
     stats.n = torch.tensor([4, 0, 8])
     stats.n_nat, stats.correct_nat = torch.tensor([4, 0, 8]), torch.tensor([3, 0, 8])
@@ -37,7 +37,7 @@ def test_summary_by_hand():
     }
 
 
-def test_summary_without_verdicts():
+def test_stats_record_without_logits():
     record = stats_record(ClassStats.zeros(2))
     assert (record["natural"], record["robust"]) == (None, None)
     assert record["loss_nat"] == [None, None]

@@ -1,4 +1,4 @@
-"""Loggers get every epoch once, whatever happens in between, and change nothing of what is trained."""
+"""Loggers receive every epoch once, also after interruptions, and do not change results."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from classwise.training.loggers import LOGGERS, Loggers, make_loggers, scalars
 
 QUICK: dict[str, Any] = {"epochs": 3, "attack": {"steps": 1}, "validation_per_class": 5, "batch_size": 400}
 STEPS = 3
-"""Steps of one of these epochs."""
+"""Steps per epoch."""
 
 
 class Noting:
-    """Keeps what it is told, and draws random numbers as if they were its own."""
+    """Records epochs and draws from the global random generator."""
 
     def __init__(self) -> None:
         self.epochs: list[Epoch] = []
@@ -64,7 +64,7 @@ def last(run: Path) -> bytes:
     return (run / "checkpoints" / "last.safetensors").read_bytes()
 
 
-def test_every_epoch_is_told_as_it_is_on_disk(tmp_path: Path) -> None:
+def test_loggers_get_epochs_as_on_disk(tmp_path: Path) -> None:
     noting = Noting()
     run = cw.train("digits/trades", out=tmp_path / "told", loggers=[noting], **QUICK)
     records = metrics(run.directory)
@@ -77,7 +77,7 @@ def test_every_epoch_is_told_as_it_is_on_disk(tmp_path: Path) -> None:
     assert last(tmp_path / "told") == last(tmp_path / "untold")
 
 
-def test_resumption_goes_on_without_doubling(tmp_path: Path, stop_after: Callable[[int], Progress]) -> None:
+def test_resumed_logs_have_no_duplicates(tmp_path: Path, stop_after: Callable[[int], Progress]) -> None:
     first, second = Noting(), Noting()
     with pytest.raises(KeyboardInterrupt):
         cw.train("digits/trades", out=tmp_path, loggers=[first], progress=stop_after(STEPS + 1), **QUICK)
@@ -88,7 +88,7 @@ def test_resumption_goes_on_without_doubling(tmp_path: Path, stop_after: Callabl
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_side_by_side_each_run_has_its_own(tmp_path: Path, workers: int) -> None:
+def test_parallel_runs_have_separate_logs(tmp_path: Path, workers: int) -> None:
     noting = Noting()
     recipes = {tmp_path / str(seed): load_recipe("digits/trades", {**QUICK, "seed": seed}) for seed in (0, 1)}
     cw.train_together(recipes, workers=workers, loggers=[noting])
@@ -99,7 +99,7 @@ def test_side_by_side_each_run_has_its_own(tmp_path: Path, workers: int) -> None
 
 
 @pytest.mark.parametrize(("where", "count"), [("epoch", 1), ("close", 3)])
-def test_one_that_fails_is_left_out_with_one_warning(tmp_path: Path, where: str, count: int) -> None:
+def test_failing_logger_is_removed_with_one_warning(tmp_path: Path, where: str, count: int) -> None:
     failing, noting = Failing(where), Noting()
     with pytest.warns(UserWarning, match="logger Failing failed and was removed: .*(disk is full|such server)") as told:
         run = cw.train("digits/trades", out=tmp_path, loggers=[failing, noting], **QUICK)
@@ -115,7 +115,7 @@ def test_loggers_are_closed_when_training_diverges(tmp_path: Path) -> None:
     assert noting.closed == 1
 
 
-def test_unknown_ones_start_nothing(tmp_path: Path) -> None:
+def test_unknown_logger_starts_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown logger 'tensorbord': did you mean 'tensorboard'"):
         cw.train("digits/standard", out=tmp_path / "run", loggers=["tensorbord"])
     assert not (tmp_path / "run").exists()
@@ -135,8 +135,8 @@ for name in names:
 """
 
 
-def test_missing_packages_are_one_line(tmp_path: Path) -> None:
-    """In a process that cannot import them, nothing is started."""
+def test_missing_package_is_one_line_error(tmp_path: Path) -> None:
+    """Nothing is started in a process that cannot import them."""
     command = [sys.executable, "-c", MISSING, str(tmp_path / "run"), *LOGGERS]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2"] * len(LOGGERS)
@@ -162,7 +162,7 @@ def test_scalars_of_a_run_without_validation_and_of_empty_classes() -> None:
 
 @pytest.fixture
 def hostile_data(tmp_path: Path) -> str:
-    """Small images in folders with names that are not nice."""
+    """Small images in folders with special characters in their names."""
     random = np.random.default_rng(0)
     for name in ("=1+1", "<b> & \n é", "c" * 200):
         folder = tmp_path / "data" / "train" / name
@@ -173,7 +173,7 @@ def hostile_data(tmp_path: Path) -> str:
 
 
 def series(records: list[dict[str, Any]], classes: tuple[str, ...]) -> dict[str, list[tuple[int, float]]]:
-    """What the records come to by name: epoch and value."""
+    """Epochs and values of the records by name."""
     found: dict[str, list[tuple[int, float]]] = {}
     for record in records:
         for name, value in scalars(record, classes):
@@ -184,7 +184,7 @@ def series(records: list[dict[str, Any]], classes: tuple[str, ...]) -> dict[str,
 def interrupted_and_resumed(
     data: str, out: Path, stop_after: Callable[[int], Progress], *names: str
 ) -> dict[str, list[tuple[int, float]]]:
-    """Train for an epoch without loggers, for one more with them, and to the end; what should be in the log."""
+    """Train one epoch without loggers, one with them, then the rest; return the expected log."""
     settings = {**QUICK, "epochs": 4, "data": {"name": data}, "batch_size": 10, "model": "digits-cnn"}
     for steps, given in ((3, ()), (3, names)):
         with pytest.raises(KeyboardInterrupt):
@@ -212,7 +212,7 @@ def test_tensorboard_reads_back_what_was_measured(
 
 @pytest.fixture
 def mlflow_store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A local database, empty."""
+    """An empty local database."""
     monkeypatch.setenv("DO_NOT_TRACK", "true")
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/store.db")

@@ -1,4 +1,4 @@
-"""The training loop: reproducible, resumable bit by bit after a kill, and honest about what it measured."""
+"""The training loop: reproducible, resumable with bit-identical results, and with correct metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def same(one: Any, two: Any) -> bool:
-    """Equality to the last bit, through nested containers."""
+    """Bitwise equality of nested containers."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, two)
     if isinstance(one, dict):
@@ -89,14 +89,14 @@ def test_same_seed_same_weights_other_seed_other_weights(tmp_path: Path) -> None
     assert not same(states[0], states[2])
 
 
-def test_training_leaves_the_callers_randomness_alone(tmp_path: Path) -> None:
+def test_training_restores_the_callers_random_state(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     cw.train("digits/standard", out=tmp_path / "run", epochs=1)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_metrics_are_true(tmp_path: Path) -> None:
-    """The last line's validation numbers, recomputed from the saved weights and the saved indices."""
+def test_metrics_can_be_recomputed_from_weights(tmp_path: Path) -> None:
+    """The validation metrics of the last line are recomputed from saved weights and indices."""
     run = cw.train("digits/trades", out=tmp_path, epochs=2, validation_per_class=8)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
@@ -181,7 +181,7 @@ def test_clipping_bounds_the_step(tmp_path: Path) -> None:
     assert moved.item() == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_bf16_trains_or_says_that_it_cannot(tmp_path: Path) -> None:
+def test_bf16_trains_or_raises(tmp_path: Path) -> None:
     settings = {"epochs": 6, "attack": {"steps": 2}, "precision": "bf16", "eps": "0.05"}
     try:
         check_precision("bf16", torch.device("cpu"))
@@ -195,7 +195,7 @@ def test_bf16_trains_or_says_that_it_cannot(tmp_path: Path) -> None:
     assert all(value.dtype == torch.float32 for value in weights(tmp_path)["model"].values())
 
 
-def test_averaged_weights_are_what_is_validated_and_saved(tmp_path: Path) -> None:
+def test_averaged_weights_are_validated_and_saved(tmp_path: Path) -> None:
     """After two one-batch epochs the average is d · w_1 + (1 - d) · w_2 with d = min(0.75, 1 / 10)."""
     settings = {"ema": 0.75, "batch_size": 10_000, "optimizer": "sgd:lr=0.5", "schedule": "constant"}
     cw.train("digits/standard", out=tmp_path / "one", epochs=1, **settings)
@@ -207,8 +207,8 @@ def test_averaged_weights_are_what_is_validated_and_saved(tmp_path: Path) -> Non
     assert not torch.equal(saved["conv1.weight"], two["conv1.weight"])
 
 
-def test_judge_is_the_stated_attack(tmp_path: Path) -> None:
-    """Robust validation accuracy is that of ``validation_attack``, whatever the objective trains on."""
+def test_judge_is_the_validation_attack(tmp_path: Path) -> None:
+    """Robust validation accuracy is under ``validation_attack``, whatever the objective."""
     run = cw.train("digits/standard", out=tmp_path, epochs=3, validation_attack="pgd:steps=1,step_size=1e-6,start=zero")
     last = run.outcome.history[-1]["validation"]
     assert last["robust"]["overall"] == last["natural"]["overall"]
@@ -286,7 +286,7 @@ def test_batch_norm_and_a_last_batch_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"some text", b"PK\x03\x04 torn"])
-def test_a_damaged_checkpoint_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_damaged_checkpoint_is_one_line_error(tmp_path: Path, content: bytes) -> None:
     cw.train("digits/standard", out=tmp_path, epochs=1)
     (tmp_path / "checkpoints" / "last.pt").write_bytes(content)
     with pytest.raises(InputError, match=r"last\.pt is not a readable checkpoint") as caught:
@@ -294,7 +294,7 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path: Path, content: bytes) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_of_something_else_is_one_line(tmp_path: Path) -> None:
+def test_checkpoint_of_another_run_is_one_line_error(tmp_path: Path) -> None:
     from classwise.training.checkpoint import save_state
 
     cw.train("digits/standard", out=tmp_path, epochs=1)
@@ -303,8 +303,8 @@ def test_a_checkpoint_of_something_else_is_one_line(tmp_path: Path) -> None:
         cw.train("digits/standard", out=tmp_path, epochs=1, resume=True)
 
 
-def test_no_parameter_lets_test_data_in() -> None:
-    """Neither the plan nor the loop has a place for another data set, besides extra images, or for a split's name."""
+def test_plan_has_no_field_for_test_data() -> None:
+    """Plan and phases have no field for another data set, except extra images, or for the name of a split."""
     from dataclasses import fields
 
     from classwise.training.data import Phase

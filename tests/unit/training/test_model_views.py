@@ -1,4 +1,4 @@
-"""A model asked in bfloat16: what is rounded and what is not, and that it stays the same model."""
+"""The bfloat16 view: what is rounded, what is not, and what is shared with the model."""
 
 # B batch, K classes
 
@@ -32,7 +32,7 @@ needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="needs a GPU, or a CPU wi
 
 
 @pytest.mark.parametrize("make", [resnet18, preact_resnet18])
-def test_first_and_last_layer_are_kept_out_and_nothing_is_copied(make: type) -> None:
+def test_bfloat16_view_shares_tensors_and_keeps_first_and_last_layer(make: type) -> None:
     model = make()
     view = bfloat16_view(model)
     kinds = [type(module) for module in view.modules()]
@@ -42,14 +42,14 @@ def test_first_and_last_layer_are_kept_out_and_nothing_is_copied(make: type) -> 
     assert not any(isinstance(module, SplitInputConv | InFloat32 | StridedPointwiseConv) for module in model.modules())
 
 
-def test_a_linear_model_has_one_layer_and_it_is_the_last() -> None:
+def test_single_layer_stays_in_float32() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).to(DEVICE)
     x = torch.rand(5, 3, 2, 2, device=DEVICE)
     assert torch.equal(bfloat16_view(model)(x), model(x))
 
 
 @needs_bf16
-def test_a_first_layer_tells_pixels_apart_that_bfloat16_does_not() -> None:
+def test_first_layer_keeps_pixel_precision() -> None:
     conv = nn.Conv2d(1, 1, (1, 2), bias=False)
     conv.weight.data = torch.tensor([[[[-1.0, 1.0]]]])
     model = nn.Sequential(conv, nn.Flatten(), nn.Linear(1, 1, bias=False)).to(DEVICE)
@@ -61,7 +61,7 @@ def test_a_first_layer_tells_pixels_apart_that_bfloat16_does_not() -> None:
 
 
 @needs_bf16
-def test_logits_and_gradients_are_at_least_as_near_as_under_a_plain_autocast() -> None:
+def test_bfloat16_view_is_at_least_as_accurate_as_autocast() -> None:
     torch.manual_seed(0)
     exact, plain, own = (copy.deepcopy(one) for one in [resnet18().to(DEVICE).train()] * 3)
     view = bfloat16_view(own).train()

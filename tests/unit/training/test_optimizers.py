@@ -1,4 +1,4 @@
-"""Optimizers: one step against the formula, and who decays."""
+"""Optimizers: one step compared with the formula, and weight decay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def model() -> nn.Module:
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("decay_vectors", [True, False])
-def test_without_a_gradient_weights_shrink_and_vectors_as_told(name: str, decay_vectors: bool) -> None:
+def test_weight_decay_of_weights_and_vectors(name: str, decay_vectors: bool) -> None:
     """A step on gradients of zero is weight decay alone: w · (1 - lr · decay)."""
     net = model()
     before = {key: value.detach().clone() for key, value in net.named_parameters()}

@@ -1,4 +1,4 @@
-"""Two batches in one pass of training are two passes."""
+"""Two batches in one training pass give the result of two passes."""
 
 # B batch
 
@@ -21,7 +21,7 @@ from classwise.training.model_views import PairedNorm, paired_view
     [(resnet18, (3, 8, 8)), (preact_resnet18, (3, 8, 8)), (lambda: digits_cnn(in_channels=1), (1, 8, 8))],
     ids=["resnet18", "preact-resnet18", "digits-cnn"],
 )
-def test_a_pair_is_one_after_the_other(make: Callable[[], nn.Module], shape: tuple[int, int, int]) -> None:
+def test_paired_pass_equals_two_passes(make: Callable[[], nn.Module], shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     model = make().train().double()
     alone = copy.deepcopy(model)
@@ -41,7 +41,7 @@ def test_a_pair_is_one_after_the_other(make: Callable[[], nn.Module], shape: tup
     assert sum(p.numel() for p in together.parameters()) == sum(p.numel() for p in model.parameters())
 
 
-def test_a_pair_sees_what_the_optimizer_did() -> None:
+def test_paired_view_sees_optimizer_steps() -> None:
     torch.manual_seed(0)
     model = resnet18().train()
     together, x = paired_view(model), torch.rand(4, 3, 8, 8)
@@ -57,7 +57,7 @@ def test_a_pair_sees_what_the_optimizer_did() -> None:
     [nn.BatchNorm2d(3, momentum=None), nn.BatchNorm2d(3, affine=False), nn.BatchNorm2d(3, track_running_stats=False)],
     ids=["cumulative", "not affine", "no statistics"],
 )
-def test_batch_norms_of_every_kind(norm: nn.BatchNorm2d) -> None:
+def test_paired_batch_norms_of_all_kinds(norm: nn.BatchNorm2d) -> None:
     alone, together = copy.deepcopy(norm), PairedNorm(norm)
     for seed in range(3):
         x = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(seed)) + seed
@@ -66,7 +66,7 @@ def test_batch_norms_of_every_kind(norm: nn.BatchNorm2d) -> None:
         assert torch.allclose(mine, theirs, atol=1e-6)
 
 
-def test_low_precision_is_normalised_in_float32() -> None:
+def test_batch_norm_of_bfloat16_is_in_float32() -> None:
     norm = nn.BatchNorm2d(3)
     x = torch.randn(8, 3, 4, 4).bfloat16()
     y = PairedNorm(norm)(x)

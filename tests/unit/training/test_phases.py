@@ -1,4 +1,4 @@
-"""Phases: the images and batches of each, resumed across a boundary, and refused before anything starts."""
+"""Phases: images and batches, resuming across a boundary, and validation."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def train(recipe: dict[str, Any], out: Path, **more: Any) -> dict[str, Any]:
 
 
 class Counted(Silent):
-    """How much was announced, and done."""
+    """Counts announced and finished steps."""
 
     total = done = 0
 
@@ -110,9 +110,7 @@ def test_every_phase_has_its_images_and_batches(tmp_path: Path, recipe: dict[str
     assert [line["lr"] for line in lines] == pytest.approx(np.interp(last, [0, 1, 4], [0, 0.5, 0.05]).tolist())
 
 
-def test_a_tree_of_a_thousand_classes_at_two_sizes(
-    tmp_path: Path, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_imagenet_folders_at_two_sizes(tmp_path: Path, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """JPEG files in folders called by WordNet ids, as ImageNet has them; two of each class, one of them held out."""
     random = np.random.default_rng(0)
     for wnid in imagenet_classes():
@@ -132,7 +130,7 @@ def test_a_tree_of_a_thousand_classes_at_two_sizes(
     assert [line["phase"] for line in state["history"]] == [1, 2]
 
 
-def test_phases_alike_are_no_phases(tmp_path: Path, recipe: dict[str, Any]) -> None:
+def test_equal_phases_equal_one_phase(tmp_path: Path, recipe: dict[str, Any]) -> None:
     one = train({**recipe, "phases": []}, tmp_path / "one")
     cut = train({**recipe, "phases": [{"epochs": 1}, {"epochs": 3}]}, tmp_path / "cut")
     assert all(torch.equal(one["model"][name], cut["model"][name]) for name in one["model"])
@@ -193,7 +191,7 @@ def test_validation_images_are_those_of_the_phase(tmp_path: Path, recipe: dict[s
         ({"schedule": "piecewise:epochs=0+1,factors=1+-1"}, "expected no negative values"),
     ],
 )
-def test_what_does_not_fit_starts_nothing(
+def test_invalid_phases_start_nothing(
     tmp_path: Path, recipe: dict[str, Any], change: dict[str, Any], complaint: str
 ) -> None:
     change = json.loads(json.dumps(change).replace("FILE", str(tmp_path / "mine.py")))
@@ -219,7 +217,7 @@ def test_the_phases_of_the_paper() -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
-def test_epochs_lie_in_phases_in_turn(lengths: list[int]) -> None:
+def test_phase_of_each_epoch(lengths: list[int]) -> None:
     images = load_data("digits", split="test")
     phases = [Phase(epochs=length, images=images, batch_size=1, crop=0) for length in lengths]
     found = [phase_at(phases, epoch) for epoch in range(sum(lengths))]
@@ -227,7 +225,7 @@ def test_epochs_lie_in_phases_in_turn(lengths: list[int]) -> None:
     assert all(after - before in (0, 1) for before, after in pairwise(found))
 
 
-def test_a_few_images_of_each_class(tmp_path: Path) -> None:
+def test_per_class_limits_training_images(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 1, "validation_per_class": 5, "data": {"name": "digits", "per_class": 7}}
     run = cw.train("digits/standard", out=tmp_path / "few", **settings)
     assert run.outcome.history[0]["train"]["n"] == [7] * 10
@@ -236,6 +234,6 @@ def test_a_few_images_of_each_class(tmp_path: Path) -> None:
         cw.train("digits/standard", out=tmp_path / "none", **settings)
 
 
-def test_it_is_evaluated_on_the_images_of_the_last_phase() -> None:
+def test_evaluation_uses_images_of_the_last_phase() -> None:
     assert load_recipe("imagenet/fgsm-rs").data_at_the_end == "imagenet:resize=352,crop=288"
     assert load_recipe("digits/trades").data_at_the_end == "digits"

@@ -34,7 +34,7 @@ def test_known_points(schedule, epochs, points):
 @pytest.mark.parametrize("name", SCHEDULES)
 @given(epochs=st.integers(1, 200), share=st.floats(0, 1))
 @settings(deadline=None, max_examples=50)
-def test_a_factor_between_zero_and_one(name, epochs, share):
+def test_factor_is_between_zero_and_one(name, epochs, share):
     schedule = build("schedule", SCHEDULES, name)
     factor = schedule(share * epochs, epochs)
     assert 0 <= factor <= 1

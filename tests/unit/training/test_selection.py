@@ -35,7 +35,7 @@ VAL = stats(n=[10, 10, 0, 20], natural=[9, 4, 0, 15], robust=[6, 2, 0, 8], loss=
         ("worst-loss", -3.1),  # per example, so the class with the most examples does not win by its sum
     ],
 )
-def test_by_hand_without_the_absent_class(rule, expected):
+def test_scores_by_hand_with_absent_class(rule, expected):
     assert score(rule, VAL) == pytest.approx(expected, rel=1e-6)
 
 
@@ -44,13 +44,13 @@ def test_every_rule_is_known():
         assert isinstance(score(rule, VAL), float)
 
 
-def test_the_absent_class_has_no_say():
+def test_absent_class_is_ignored():
     present = stats(n=[10, 10, 20], natural=[9, 4, 15], robust=[6, 2, 8], loss=[12.0, 31.0, 30.0])
     for rule in get_args(Rule):
         assert score(rule, VAL) == score(rule, present)
 
 
-def test_a_class_with_nothing_right_counts():
+def test_class_at_zero_counts():
     hopeless = stats(n=[10, 10], natural=[10, 10], robust=[10, 0], loss=[1.0, 50.0])
     assert score("worst", hopeless) == 0
     assert score("robust+worst", hopeless) == 0.5

@@ -1,4 +1,4 @@
-"""Several trainings side by side: each comes to what it would have come to alone."""
+"""Several trainings side by side give the results of single trainings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 @WORKERS
-def test_together_is_alone(tmp_path: Path, workers: int) -> None:
+def test_parallel_training_equals_single_training(tmp_path: Path, workers: int) -> None:
     recipes = {
         tmp_path / "a": load_recipe("digits/trades", {**SHORT, "seed": 0}),
         tmp_path / "b": load_recipe("digits/trades", {**SHORT, "seed": 1}),
@@ -49,9 +49,7 @@ def test_together_is_alone(tmp_path: Path, workers: int) -> None:
 
 
 @WORKERS
-def test_together_goes_on_after_an_interruption(
-    tmp_path: Path, stop_after: Callable[[int], Progress], workers: int
-) -> None:
+def test_parallel_training_resumes(tmp_path: Path, stop_after: Callable[[int], Progress], workers: int) -> None:
     recipes = {tmp_path / str(seed): load_recipe("digits/trades", {**SHORT, "seed": seed}) for seed in (0, 1)}
     steps = len(range(0, 1000, 200)) * 3
     with pytest.raises(KeyboardInterrupt):
@@ -63,7 +61,7 @@ def test_together_goes_on_after_an_interruption(
 
 
 @WORKERS
-def test_one_that_diverges_does_not_stop_the_others(tmp_path: Path, workers: int) -> None:
+def test_diverged_run_does_not_stop_others(tmp_path: Path, workers: int) -> None:
     wild = {**SHORT, "optimizer": {"name": "sgd", "lr": 1e6}}
     recipes = {
         tmp_path / "wild": load_recipe("digits/standard", wild),
@@ -75,6 +73,6 @@ def test_one_that_diverges_does_not_stop_the_others(tmp_path: Path, workers: int
     assert not (tmp_path / "wild" / "checkpoints" / "last.safetensors").exists()
 
 
-def test_nothing_to_train_is_one_line() -> None:
+def test_no_recipe_is_one_line_error() -> None:
     with pytest.raises(InputError, match="there is no recipe"):
         cw.train_together({})

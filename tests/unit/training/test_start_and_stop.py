@@ -1,4 +1,4 @@
-"""What a training may start from and be ended by: warm starts, classes left out, extra images, patience, the guard."""
+"""Start and end of a training: warm starts, excluded classes, extra images, patience, the guard."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def refused(recipe: str = "digits/madry", **changes: Any) -> str:
 # Where it starts
 
 
-def test_a_warm_start_begins_with_the_best_weights_of_a_run(tmp_path: Path) -> None:
+def test_warm_start_loads_best_weights(tmp_path: Path) -> None:
     run = cw.train("digits/madry", out=tmp_path / "first", **QUICK)
     best = load_file(run.directory / "checkpoints" / "best.safetensors")
     for start in (str(run.directory), str(run.directory / "checkpoints" / "best.safetensors")):
@@ -57,15 +57,15 @@ def test_a_warm_start_begins_with_the_best_weights_of_a_run(tmp_path: Path) -> N
     assert all(torch.equal(found[name], last[name]) for name in last)
 
 
-def test_a_warm_start_from_nothing_or_from_another_model_is_one_line(tmp_path: Path) -> None:
+def test_invalid_warm_start_is_one_line_error(tmp_path: Path) -> None:
     assert "nowhere.safetensors' is neither a run directory" in refused(start=str(tmp_path / "nowhere.safetensors"))
     assert "neither a run directory" in refused(start=str(tmp_path))
     run = cw.train("digits/madry", out=tmp_path / "run", **QUICK)
     assert refused(start=str(run.directory), model="resnet18")
 
 
-def test_a_warm_start_holds_out_what_its_run_held_out(tmp_path: Path) -> None:
-    """Another seed would choose others, nearly all of which that run was trained on."""
+def test_warm_start_keeps_the_validation_split(tmp_path: Path) -> None:
+    """Another seed would select other images, most of which that run was trained on."""
     run = cw.train("digits/madry", out=tmp_path / "run", **QUICK)
     first, cold = plan_for(), plan_for(seed=1)
     assert set(cold.validation) & set(first.train)
@@ -83,7 +83,7 @@ def test_a_warm_start_holds_out_what_its_run_held_out(tmp_path: Path) -> None:
     assert "does not list indices of held-out images below 1100" in refused(start=str(run.directory))
 
 
-def test_a_class_left_out_keeps_the_labels_of_the_others() -> None:
+def test_without_class_keeps_other_labels() -> None:
     plan, whole = plan_for(**{"data.without_class": 5}), plan_for()
     assert plan.num_classes == 10
     for rows, every in ((plan.train, whole.train), (plan.validation, whole.validation)):
@@ -93,7 +93,7 @@ def test_a_class_left_out_keeps_the_labels_of_the_others() -> None:
     assert "unknown class 'cat'" in refused(**{"data.without_class": "cat"})
 
 
-def test_training_without_a_class_works_and_never_predicts_it(tmp_path: Path) -> None:
+def test_excluded_class_is_never_predicted(tmp_path: Path) -> None:
     run = cw.train("digits/standard", out=tmp_path / "run", **{**QUICK, "epochs": 4, "data.without_class": 3})
     test = load_data("digits", split="test")
     predicted = run.load("last")(to_float(test.images)).argmax(1)
@@ -113,7 +113,7 @@ def batches(of: ImageSet, size: int, seed: int, **options: Any) -> Batches:
     return Batches(of, None, batch_size=size, device="cpu", generator=torch.Generator().manual_seed(seed), **options)
 
 
-def test_every_batch_is_half_and_half_and_an_epoch_shows_the_labelled_once() -> None:
+def test_mixed_batches_are_half_extra_images() -> None:
     mixed = MixedBatches(batches(images(12), 4, 0), batches(images(5, shift=100), 2, 1, drop_last=True))
     seen = []
     for x, y, index in mixed:
@@ -129,8 +129,8 @@ def test_every_batch_is_half_and_half_and_an_epoch_shows_the_labelled_once() -> 
     assert len(mixed) == 3
 
 
-def test_an_epoch_depends_on_the_state_of_its_generators_alone() -> None:
-    """So that a resumed run sees the same extra images."""
+def test_mixed_epoch_depends_on_generators_only() -> None:
+    """A resumed run therefore sees the same extra images."""
 
     def epoch(skip: bool) -> list[int]:
         one, two = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
@@ -147,20 +147,20 @@ def test_an_epoch_depends_on_the_state_of_its_generators_alone() -> None:
     assert epoch(skip=True) == epoch(skip=False)
 
 
-def test_labels_by_a_model(tmp_path: Path) -> None:
+def test_pseudo_labels(tmp_path: Path) -> None:
     run = cw.train("digits/standard", out=tmp_path / "labeler", **{**QUICK, "epochs": 6})
     model, data = run.load(), load_data("digits", split="train")
     nameless = ImageSet(images=data.images, labels=np.zeros_like(data.labels), name="nameless", split="train")
     model.train()
-    labelled = pseudo_labeled(model, nameless, data.classes)
+    labeled = pseudo_labeled(model, nameless, data.classes)
     assert model.training
-    assert labelled.classes == data.classes
-    assert (labelled.labels == data.labels).mean() > 0.9
+    assert labeled.classes == data.classes
+    assert (labeled.labels == data.labels).mean() > 0.9
     expected = model.eval()(to_float(data.images[:50])).argmax(1)
-    assert labelled.labels[:50].tolist() == expected.tolist()
+    assert labeled.labels[:50].tolist() == expected.tolist()
 
 
-def test_self_training_resumes_and_needs_images_of_one_shape(tmp_path: Path) -> None:
+def test_self_training_excludes_validation_images_and_checks_shapes(tmp_path: Path) -> None:
     labeler = cw.train("digits/standard", out=tmp_path / "labeler", **QUICK)
     extra = {"data.extra": "digits", "data.labeler": str(labeler.directory)}
     plan = plan_for("digits/trades", **extra)
@@ -180,7 +180,7 @@ def test_self_training_resumes_and_needs_images_of_one_shape(tmp_path: Path) -> 
 # Where it ends
 
 
-def test_patience_ends_a_run(tmp_path: Path) -> None:
+def test_patience_ends_training(tmp_path: Path) -> None:
     changes = {**QUICK, "epochs": 40, "patience": 2, "optimizer": {"name": "sgd", "lr": 1e-12}}
     run = cw.train("digits/standard", out=tmp_path / "run", **changes)
     assert (run.outcome.epochs, run.outcome.best_epoch) == (3, 1)
@@ -206,7 +206,7 @@ def training(tmp_path: Path, **guard: Any) -> TrainingState:
     return made
 
 
-def test_a_collapse_stops_training(tmp_path: Path) -> None:
+def test_guard_stops_training(tmp_path: Path) -> None:
     one = training(tmp_path, drop=0.2)
     check_stopping(one, verdicts(5))
     check_stopping(one, verdicts(3))  # two tenths: not more than allowed
@@ -218,7 +218,7 @@ def test_a_collapse_stops_training(tmp_path: Path) -> None:
     assert one.ended is not None
 
 
-def test_or_goes_back_to_the_best_with_a_stronger_attack(tmp_path: Path) -> None:
+def test_guard_goes_back_with_more_attack_steps(tmp_path: Path) -> None:
     one = training(tmp_path, drop=0.2, action="back")
     model, average = one.engine.model, one.engine.average
     assert average is not None
@@ -247,7 +247,7 @@ def test_or_goes_back_to_the_best_with_a_stronger_attack(tmp_path: Path) -> None
     assert other.best_robust == 0.5
 
 
-def test_but_not_for_ever(tmp_path: Path) -> None:
+def test_guard_gives_up_after_four_times(tmp_path: Path) -> None:
     one = training(tmp_path, drop=0.2, action="back")
     check_stopping(one, verdicts(5))
     for times in (2, 4, 8, 16):

@@ -1,4 +1,4 @@
-"""Adversarial weight perturbation: the gradient at the pushed weights, by hand, and everything else as it was."""
+"""Adversarial weight perturbation: the gradient at the perturbed weights, by hand, and everything else as it was."""
 
 # B batch, K classes
 
@@ -47,7 +47,7 @@ def linear() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double()
 
 
-def test_a_step_descends_by_the_gradient_at_the_pushed_weights() -> None:
+def test_step_uses_gradient_at_perturbed_weights() -> None:
     """w - lr · ∇L(w + gamma ‖w‖ g / ‖g‖), the bias with its gradient there but without a push of its own."""
     model, (x, y) = linear(), batch()
     weight, bias = (parameter.detach().clone() for parameter in model.parameters())
@@ -66,7 +66,7 @@ def test_a_step_descends_by_the_gradient_at_the_pushed_weights() -> None:
     assert torch.allclose(moved_bias, bias - 0.1 * expected_bias, atol=1e-12)
 
 
-def test_it_begins_with_its_epoch(tmp_path: Path) -> None:
+def test_perturbation_begins_at_its_epoch(tmp_path: Path) -> None:
     quick: dict[str, Any] = {"epochs": 2, "validation_per_class": 5, "attack": {"steps": 1}, "data.per_class": 20}
     pushes = [None, {"gamma": 0.1}, {"gamma": 0.1, "begin": 2}, {"gamma": 0.1, "begin": 3}]
     runs = [cw.train("digits/madry", out=tmp_path / str(number), awp=awp, **quick) for number, awp in enumerate(pushes)]
@@ -78,8 +78,8 @@ def test_it_begins_with_its_epoch(tmp_path: Path) -> None:
         WeightPerturbation(begin=0)
 
 
-def test_the_attack_meets_the_weights_as_they_are() -> None:
-    """The adversarial images of a step with and without the push are the same."""
+def test_attack_uses_unperturbed_weights() -> None:
+    """The adversarial images of a step with and without the perturbation are the same."""
     x, y = batch()
     asked: list[Tensor] = []
 
@@ -97,7 +97,7 @@ def test_the_attack_meets_the_weights_as_they_are() -> None:
     assert torch.equal(asked[1], asked[2])
 
 
-def test_statistics_and_weights_are_left_as_one_pass_would() -> None:
+def test_statistics_are_those_of_one_pass() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 3)).double()
     before = copy.deepcopy(model.state_dict())
@@ -120,7 +120,7 @@ def test_statistics_and_weights_are_left_as_one_pass_would() -> None:
         assert torch.equal(model.state_dict()[name], before[name])
 
 
-def test_weights_come_back_even_if_the_step_fails() -> None:
+def test_weights_are_restored_after_errors() -> None:
     model, (x, y) = linear(), batch()
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ZeroDivisionError), WeightPerturbation().perturbed(model, lambda: F.cross_entropy(model(x), y)):
@@ -128,6 +128,6 @@ def test_weights_come_back_even_if_the_step_fails() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_push_of_nothing_is_refused() -> None:
+def test_zero_gamma_raises() -> None:
     with pytest.raises(InputError, match="gamma must be positive, got 0"):
         WeightPerturbation(gamma=0)

@@ -1,4 +1,4 @@
-"""Jobs in processes of their own: results, what they tell, and how they end."""
+"""Jobs in worker processes: results, messages, and termination."""
 
 from __future__ import annotations
 
@@ -48,42 +48,42 @@ def nap(seconds: float, send: Send) -> None:
     time.sleep(seconds)
 
 
-def test_results_come_in_order_and_everything_told_is_heard() -> None:
+def test_results_are_ordered_and_messages_received() -> None:
     heard: list[tuple[str, int]] = []
     assert run_jobs(2, square, [1, 2, 3], heard.append) == [1, 4, 9]
     assert sorted(heard) == [(what, number) for what in ("began", "did") for number in (1, 2, 3)]
     assert all(heard.index(("began", number)) < heard.index(("did", number)) for number in (1, 2, 3))
 
 
-def test_what_diverges_keeps_nobody_from_the_end_and_the_first_is_told() -> None:
+def test_diverged_job_is_raised_after_the_others_finish() -> None:
     heard: list[int] = []
     with pytest.raises(Diverged, match="number 0"):
         run_jobs(2, diverge, [0, 1, 2, 3], heard.append)
     assert sorted(heard) == [2, 3]
 
 
-def test_whatever_else_goes_wrong_ends_all() -> None:
+def test_other_errors_end_all_jobs() -> None:
     began = time.monotonic()
     with pytest.raises(InputError, match="not this"):
         run_jobs(2, refuse, [0, 1, 2, 3])
     assert time.monotonic() - began < 50
 
 
-def test_they_are_other_processes_and_share_the_cores() -> None:
+def test_workers_are_processes_that_share_the_cores() -> None:
     (first, threads), (second, _) = run_jobs(2, where, [0, 1])
     assert os.getpid() not in (first, second)
     assert threads == max(1, (os.cpu_count() or 1) // 2)
 
 
-def test_they_are_some() -> None:
+def test_zero_workers_raise() -> None:
     with pytest.raises(InputError, match="workers = 0: expected at least 1"):
         run_jobs(0, square, [1])
 
 
 @LINUX
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
-def test_they_end_with_whoever_asked(blow: signal.Signals) -> None:
-    """They hold its output open for as long as they live."""
+def test_workers_end_with_their_parent(blow: signal.Signals) -> None:
+    """Workers keep the output of their parent open while they live."""
     process = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "began\n"
