@@ -124,7 +124,7 @@ def test_a_record_of_the_training_that_is_wrong(run, tmp_path, changes):
     record = json.loads((copy / "run.json").read_text())
     record["training"]["asked"] = changes and {**record["training"]["asked"], **changes}
     (copy / "run.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match="does not say what was asked of its training"):
+    with pytest.raises(InputError, match=r"training\.asked is incomplete"):
         export(copy, tmp_path / "out")
 
 
@@ -134,7 +134,7 @@ def test_an_architecture_of_the_users_is_refused_before_its_code_runs(run, tmp_p
     record = json.loads((copy / "run.json").read_text())
     record["training"]["asked"]["model"] = f"{tmp_path / 'zoo.py'}:make"
     (copy / "run.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match="is not a registered one"):
+    with pytest.raises(InputError, match="cannot be exported; expected one of classwise list models"):
         export(copy, tmp_path / "out")
     assert not (tmp_path / "trace").exists()
 
@@ -294,7 +294,7 @@ def test_an_evaluation_of_weights_that_bring_their_normalization(tmp_path):
     x, y = torch.rand(20, 1, 8, 8), torch.arange(20) % 10
     names = [str(label) for label in range(10)]
     cw.evaluate("digits-cnn", (x, y), weights=weights, classes=names, attacks=["fgsm"], eps=0.01, out=tmp_path / "run")
-    with pytest.raises(InputError, match=r"give those that it was evaluated with \(zoo\.pt\)"):
+    with pytest.raises(InputError, match=r"give the file zoo\.pt, with which it was evaluated"):
         export(tmp_path / "run", tmp_path / "out")
     with pytest.raises(InputError, match=r"was evaluated with zoo\.pt, not with"):
         export(tmp_path / "run", tmp_path / "out", weights=tmp_path / "other.pt")
@@ -311,10 +311,10 @@ def test_architectures_that_only_their_author_has(tmp_path):
     code.write_text("from classwise.models import DigitsCNN\ndef make():\n    return DigitsCNN()\n")
     x, y = torch.rand(20, 1, 8, 8), torch.arange(20) % 10
     cw.evaluate(f"{code}:make", (x, y), attacks=["fgsm"], eps=0.01, out=tmp_path / "run")
-    with pytest.raises(InputError, match="is not a registered one"):
+    with pytest.raises(InputError, match="cannot be exported; expected one of classwise list models"):
         export(tmp_path / "run", tmp_path / "out")
     cw.evaluate(load_model(f"{code}:make"), (x, y), attacks=["fgsm"], eps=0.01, out=tmp_path / "memory")
-    with pytest.raises(InputError, match="a model in memory cannot be exported"):
+    with pytest.raises(InputError, match="the evaluated model was a Python object"):
         export(tmp_path / "memory", tmp_path / "out")
 
 
@@ -381,6 +381,6 @@ def test_the_command(run, tmp_path):
     assert json.loads(done.stdout) == {"directory": str(tmp_path / "out"), "files": FILES}
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == f"error: {tmp_path / 'out'} exists already: --to names a new directory\n"
+    assert done.stderr == f"error: {tmp_path / 'out'} exists already: give a new directory as --to\n"
     done = CliRunner().invoke(app, ["export", str(run), "--to", str(tmp_path / "other one")])
     assert f"classwise evaluate --model 'hf:{tmp_path / 'other one'}'" in done.stdout
