@@ -64,7 +64,8 @@ class Folder:
             raise InputError(f"{self.name}: no such folder")
         root, classes = self._split_folder()
         if not classes:
-            raise InputError(f"{self.name}: no class folders; expected one folder of images for each class")
+            hint = ": parquet files are read by the name of a data set" if any(self.path.glob("*.parquet")) else ""
+            raise InputError(f"{self.name}: no class folders; expected one folder of images for each class{hint}")
         files: list[Path] = []
         labels: list[int] = []
         for label, name in enumerate(classes):

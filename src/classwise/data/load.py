@@ -53,6 +53,8 @@ def source_of(spec: str, split: str) -> Source | Factory:
         return recognize(folder, split) or Folder(folder, split)
     if is_attribute_spec(spec):
         return Factory(spec, split)
+    if spec.endswith(".py"):
+        raise InputError(f"data {spec!r}: expected a function or an object in the file, as in {spec}:make_data")
     if spec and Path(spec).is_dir():
         raise InputError(f"data {spec!r} is a folder: use folder:{spec}")
     raise unknown("data set", spec, [*DATASETS, "folder:PATH", "package.module:factory"])

@@ -1,7 +1,8 @@
-"""A trained and evaluated model as a directory for others: weights, configuration, model card, code and numbers.
+"""Export of a trained and evaluated model as a directory: weights, configuration, model card, code and results.
 
-The directory is laid out as a repository of the Hugging Face hub and loads back as ``hf:DIR``, or by its own
-``model.py`` without this package. It is there as a whole or not at all.
+The directory has the layout of a repository of the Hugging Face hub. It loads as ``hf:DIR``, or by its own ``model.py``
+without this package, and is created atomically. Imports ``core``, ``config``, ``storage``, ``data``, ``models``,
+``objectives`` and ``reporting``.
 """
 
 from __future__ import annotations
@@ -37,24 +38,25 @@ CARD, CODE, NUMBERS = "README.md", "model.py", "robustbench.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
-    """What is exported."""
+    """The model to export."""
 
     model: nn.Module
     spec: str
-    """Of its architecture."""
-    training: Mapping[str, Any] | None
+    """The spec of its architecture."""
+    training: Mapping[str, Any] | None = None
+    """The record of its training, if known."""
     repaired: Mapping[str, Any] | None = None
-    """How it was repaired after its training, if it was."""
+    """The settings of its repair, if it was repaired."""
 
 
 def export(run: str | Path, to: str | Path, *, weights: str | Path | None = None) -> Path:
-    """Write the model of a run directory, as it was evaluated there, into a new directory.
+    """Write the model that was evaluated in a run directory into a new directory.
 
-    ``weights``: the file that an evaluation without a training was made with.
+    ``weights`` is the weights file of an evaluation without a training run.
     """
     run, to = Path(run), Path(to).expanduser()
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-        raise InputError(f"{to} exists already: --to names a new directory")
+        raise InputError(f"{to} exists already: give a new directory as --to")
     report = load_report(run)
     subject = _subject(run, report, weights)
     config = _config(subject, report)
@@ -74,53 +76,54 @@ def export(run: str | Path, to: str | Path, *, weights: str | Path | None = None
 
 
 def _subject(run: Path, report: ClassReport, weights: str | Path | None) -> _Subject:
-    """The model that a report is about."""
-    asked, evaluated = report.model.get("spec"), report.model.get("weights")
-    folder, training = run, _training(run)
-    if training is None and isinstance(asked, str) and (found := run_directory(asked)) is not None:
-        folder, training = found[0], _training(found[0])  # it was evaluated somewhere else than trained
-    if (repaired := _repaired(folder)) is not None:
-        return repaired
-    if weights is None and evaluated is not None:
-        raise InputError(f"{run} holds no weights: give those that it was evaluated with ({evaluated}) as --weights")
-    if weights is not None and Path(weights).name != evaluated:
-        raise InputError(f"{run} was evaluated with {evaluated or 'a checkpoint of its own'}, not with {weights}")
-    if not isinstance(asked, str):
-        raise InputError(f"{run} does not say what it was evaluated from: a model in memory cannot be exported")
-    spec = asked if training is None else training["asked"]["model"]
-    if Spec.parse(spec.partition(":")[0]).name not in MODELS:
-        raise InputError(f"the architecture {spec!r} is not a registered one: only those can be exported")
+    """Load the model of a report."""
+    evaluated, evaluated_weights = report.model.get("spec"), report.model.get("weights")
+    folder, record = run, RunDirectory(run).read()
+    if "training" not in record and isinstance(evaluated, str) and (found := run_directory(evaluated)) is not None:
+        folder, record = found[0], RunDirectory(found[0]).read()  # the training has its own directory
+    training = _checked_training(folder, record)
+    if training is None and "repair" in record:
+        return _repaired(folder, record["repair"])
+    if weights is None and evaluated_weights is not None:
+        raise InputError(
+            f"{run} contains no weights: give the file {evaluated_weights}, with which it was evaluated, as --weights"
+        )
+    if weights is not None and Path(weights).name != evaluated_weights:
+        raise InputError(f"{run} was evaluated with {evaluated_weights or 'its own checkpoint'}, not with {weights}")
+    if not isinstance(evaluated, str):
+        raise InputError(f"{run}: the evaluated model was a Python object; only models with a spec can be exported")
+    spec = _registered(evaluated if training is None else training["asked"]["model"])
     if training is not None and weights is None:
-        which = "last" if asked.endswith("@last") else "best"
+        which = "last" if evaluated.endswith("@last") else "best"
         return _Subject(model=load_model(f"{folder}@{which}"), spec=spec, training=training)
-    model = load_model(asked, weights=weights, num_classes=len(report.dataset.classes))
-    return _Subject(model=model, spec=spec, training=None)  # of these weights nothing more is known
+    return _Subject(model=load_model(evaluated, weights=weights, num_classes=len(report.dataset.classes)), spec=spec)
 
 
-def _repaired(folder: Path) -> _Subject | None:
-    """The model of a repair's directory; None if the directory is that of a training."""
-    contents = RunDirectory(folder).read()
-    if "repair" not in contents or "training" in contents:
-        return None
-    made = contents["repair"]
-    spec, trained = made.get("model"), made.get("trained") or None
-    if not isinstance(spec, str) or Spec.parse(spec.partition(":")[0]).name not in MODELS:
-        raise InputError(f"the architecture {spec!r} is not a registered one: only those can be exported")
+def _repaired(folder: Path, made: Mapping[str, Any]) -> _Subject:
+    """Load the model of a repair."""
+    spec, trained = _registered(made.get("model")), made.get("trained")
     if made.get("wrapped"):
         raise InputError(f"the class biases of {folder} are in a wrapper around {spec!r}, which cannot be exported")
-    training = None if trained is None else {**made, "asked": trained}
+    training = {**made, "asked": trained} if trained else None
     return _Subject(model=load_model(str(folder)), spec=spec, training=training, repaired=made.get("asked", {}))
 
 
-def _training(folder: Path) -> Mapping[str, Any] | None:
-    """What a run directory says of its training, if it had one."""
-    training = RunDirectory(folder).read().get("training")
+def _registered(spec: object) -> str:
+    """Return the spec of a registered architecture; others cannot be exported."""
+    if not isinstance(spec, str) or Spec.parse(spec.partition(":")[0]).name not in MODELS:
+        raise InputError(f"the architecture {spec!r} cannot be exported; expected one of classwise list models")
+    return spec
+
+
+def _checked_training(folder: Path, record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the training in the record of a run, if it had one."""
+    training: Mapping[str, Any] | None = record.get("training")
     asked = None if training is None else training.get("asked")
     needed = {"model": str, "objective": dict, "norm": str, "eps": str}
     if training is not None and not (
         isinstance(asked, dict) and all(isinstance(asked.get(key), kind) for key, kind in needed.items())
     ):
-        raise InputError(f"{folder / 'run.json'} does not say what was asked of its training: {', '.join(needed)}")
+        raise InputError(f"{folder / 'run.json'}: training.asked is incomplete; expected {', '.join(needed)}")
     return training
 
 
@@ -145,14 +148,14 @@ def _config(subject: _Subject, report: ClassReport) -> ModelConfig:
 
 @contextmanager
 def _new_directory(to: Path) -> Iterator[Path]:
-    """A directory to fill, which takes its place when it is full and is removed when something goes wrong."""
+    """Yield a temporary directory that is renamed to ``to`` on success and removed on failure."""
     to.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=to.parent, prefix=f".{to.name}."))
     try:
         yield folder
         umask = os.umask(0)
         os.umask(umask)
-        folder.chmod(0o777 & ~umask)  # mkdtemp makes directories private
+        folder.chmod(0o777 & ~umask)  # mkdtemp creates private directories
         folder.replace(to)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The code of an architecture as one file of plain PyTorch: its own modules of this package, joined in order."""
+"""The code of an architecture as one file of plain PyTorch, concatenated from the modules of this package."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from __future__ import annotations
 
 LOADER = '''\
 def build() -> nn.Module:
-    """The architecture, freshly initialized."""
+    """Build the initialized architecture."""
     return {call}
 
 
 def load(folder: str = ".") -> nn.Module:
-    """The trained model, ready to be asked: NCHW images in [0, 1] to logits."""
+    """Load the trained model in evaluation mode: NCHW images in [0, 1] to logits."""
     from pathlib import Path
 
     from safetensors.torch import load_file

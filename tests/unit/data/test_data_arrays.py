@@ -50,7 +50,7 @@ def build(images=UINT8, labels=(0, 1), classes=("a", "b")):
         (np.where(FLOAT > 0.05, np.inf, FLOAT), (0, 1), "inf]"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(images, labels, message):
+def test_invalid_arrays_raise_one_line_errors(images, labels, message):
     if images.dtype == np.float64:
         images = images.astype(np.float32)
     with pytest.raises(InputError) as caught:
@@ -66,12 +66,12 @@ def test_without_classes_any_label_from_zero_is_allowed():
         build(labels=(0, -3), classes=None)
 
 
-def test_any_number_of_channels_and_integer_type_of_labels():
+def test_accepts_any_number_of_channels_and_any_integer_labels():
     made = build(np.zeros((2, 7, 2, 2), np.uint8), np.array([0, 1], np.uint8))
     assert made.labels.dtype == np.int64
 
 
-def test_rounding_beyond_the_range_is_clipped_and_the_input_is_left_alone():
+def test_rounding_errors_are_clipped_without_changing_the_input():
     given = FLOAT.copy()
     given[0, 0, 0, 0], given[1, 0, 0, 0] = -9e-7, np.float32(1 + 9e-7)
     made = build(given)
@@ -101,7 +101,7 @@ def test_take_and_counts():
         made.take([])
 
 
-def test_digest_is_of_the_content(monkeypatch):
+def test_digest_depends_only_on_content(monkeypatch):
     one = build()
     assert one.digest() == build(classes=None).digest() == build(np.asfortranarray(UINT8)).digest()
     changed = UINT8.copy()
@@ -149,7 +149,7 @@ def same(found: ImageSet) -> bool:
     return bool((found.images == UINT8).all()) and found.labels.tolist() == [0, 1]
 
 
-def test_second_time_from_disk(cache):
+def test_second_read_is_from_disk(cache):
     source = Fake()
     first, second = materialize(source), materialize(source)
     assert len(source.reads) == 1
@@ -168,7 +168,7 @@ def test_second_time_from_disk(cache):
     assert meta["shape"] == [2, 3, 2, 2]
 
 
-def test_what_is_wrong_is_said_and_not_kept(cache):
+def test_invalid_data_is_not_cached(cache):
     with pytest.raises(InputError, match=r"label 7 at index 1; expected 0\.\.1"):
         materialize(Fake(labels=(0, 7)))
     assert list(cache.iterdir()) == []
@@ -201,7 +201,7 @@ def rename_class(path: Path) -> None:
     [(file, harm) for file in ("images.npy", "labels.npy", "meta.json") for harm in (truncate, flip, empty, remove)]
     + [("meta.json", rename_class)],
 )
-def test_a_harmed_entry_is_noticed_and_built_again(cache, file, harm):
+def test_damaged_entry_is_rebuilt(cache, file, harm):
     source = Fake()
     materialize(source)
     harm(cache / "fake-test-a0" / file)
@@ -215,7 +215,7 @@ def test_a_harmed_entry_is_noticed_and_built_again(cache, file, harm):
 
 
 @pytest.mark.parametrize("content", ["[]", "3", "{}", "null", '{"seal": 1}', "{"])
-def test_a_meta_file_of_another_kind(cache, content):
+def test_invalid_meta_file(cache, content):
     source = Fake()
     materialize(source)
     (cache / "fake-test-a0" / "meta.json").write_text(content)
@@ -223,7 +223,7 @@ def test_a_meta_file_of_another_kind(cache, content):
     assert len(source.reads) == 2
 
 
-def test_a_pickle_in_the_cache_is_not_loaded(cache):
+def test_pickle_in_the_cache_is_not_loaded(cache):
     source = Fake()
     materialize(source)
     path = cache / "fake-test-a0" / "labels.npy"
@@ -238,7 +238,7 @@ def test_a_pickle_in_the_cache_is_not_loaded(cache):
     assert len(source.reads) == 2
 
 
-def test_a_changed_source_replaces_its_old_entry_and_no_other(cache):
+def test_changed_source_replaces_only_its_own_entry(cache):
     for source in (Fake(), Fake(split="train"), Fake(name="other-fake"), Fake(name="fake-test")):
         materialize(source)
     old = cache / ".fake-test-a0.123abc"
@@ -252,13 +252,13 @@ def test_a_changed_source_replaces_its_old_entry_and_no_other(cache):
     assert {entry.name for entry in cache.iterdir()} == expected
 
 
-def test_names_that_are_no_file_names(cache):
+def test_names_that_are_invalid_file_names(cache):
     assert same(materialize(Fake(name="folder:/some/where/" + 300 * "x")))
     assert len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.parametrize("place", ["file/below", "/proc/nowhere"])
-def test_where_nothing_can_be_written_images_stay_in_memory(place, tmp_path, monkeypatch):
+def test_unwritable_cache_keeps_images_in_memory(place, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CLASSWISE_CACHE", str(tmp_path / place))
     source = Fake()
@@ -266,7 +266,7 @@ def test_where_nothing_can_be_written_images_stay_in_memory(place, tmp_path, mon
     assert not isinstance(materialize(source).images, np.memmap)
 
 
-def test_a_full_disk_leaves_nothing_behind(cache, monkeypatch):
+def test_full_disk_leaves_no_files(cache, monkeypatch):
     def full(*args, **options):
         raise OSError(28, "No space left on device")
 
@@ -275,7 +275,7 @@ def test_a_full_disk_leaves_nothing_behind(cache, monkeypatch):
     assert list(cache.iterdir()) == []
 
 
-def test_where_the_cache_is(monkeypatch):
+def test_cache_directory(monkeypatch):
     monkeypatch.delenv("CLASSWISE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert disk.cache_directory() == Path("/xdg/classwise")
@@ -291,7 +291,7 @@ def test_where_the_cache_is(monkeypatch):
     assert same(materialize(Fake()))
 
 
-def test_threads_that_build_the_same_entry(cache):
+def test_threads_can_build_the_same_entry(cache):
     together = threading.Barrier(4)
 
     class Slow(Fake):
@@ -337,7 +337,7 @@ assert type(found.images).__name__ == "memmap", type(found.images)
 """
 
 
-def test_processes_that_build_the_same_entry(cache, tmp_path):
+def test_processes_can_build_the_same_entry(cache, tmp_path):
     command = [sys.executable, "-c", WORKER, str(tmp_path)]
     workers = [subprocess.Popen([*command, name], stderr=subprocess.PIPE, text=True) for name in "AB"]
     for worker in workers:

@@ -31,7 +31,7 @@ def reference(image: np.ndarray, top: int, left: int, mirror: bool, crop: int) -
 @for_each("dtype", [np.uint8, np.float32])
 @for_each("crop", [0, 1, 4])
 @for_each("shape", [(3, 8, 8), (1, 5, 7)])
-def test_augmentation_equals_the_naive_way(dtype, crop, shape):
+def test_augmentation_equals_naive_implementation(dtype, crop, shape):
     random = np.random.default_rng(crop)
     x = random.integers(1, 256, (50, *shape)).astype(dtype)
     top, left = random.integers(0, 2 * crop + 1, (2, 50))
@@ -42,7 +42,7 @@ def test_augmentation_equals_the_naive_way(dtype, crop, shape):
     assert np.array_equal(found.numpy(), expected)
 
 
-def test_an_epoch_shows_every_chosen_example_once(make_set):
+def test_epoch_yields_every_selected_example_once(make_set):
     images = make_set(40)
     rows = np.arange(3, 33)
     batches = Batches(images, rows, batch_size=8, device="cpu", generator=seeded())
@@ -76,7 +76,7 @@ def test_epochs_differ_and_seeds_reproduce(make_set):
     assert not torch.equal(first, epochs(2, 1)[0])
 
 
-def test_an_epoch_broken_off_leaves_the_generator_as_a_whole_one(make_set):
+def test_incomplete_epoch_leaves_the_generator_as_a_complete_one(make_set):
     states = []
     for stop in (True, False):
         generator = seeded()
@@ -87,7 +87,7 @@ def test_an_epoch_broken_off_leaves_the_generator_as_a_whole_one(make_set):
     assert torch.equal(*states)
 
 
-def test_crops_and_mirroring_are_uniform(make_set):
+def test_crops_and_flips_are_uniform(make_set):
     # A bright pixel in the middle shows where the window was; its neighbour on the right, whether mirrored.
     image = np.zeros((900, 1, 5, 5), np.uint8)
     image[:, 0, 2, 2], image[:, 0, 2, 3] = 200, 100
@@ -102,7 +102,7 @@ def test_crops_and_mirroring_are_uniform(make_set):
     assert abs(mirrored.mean() - 0.5) < 0.06
 
 
-def test_without_augmentation_images_are_untouched_also_as_floats(make_set):
+def test_images_are_unchanged_without_augmentation(make_set):
     floats = np.random.default_rng(0).random((9, 2, 3, 3), dtype=np.float32)
     images = make_set(9, images=floats)
     for x, _, index in Batches(images, None, batch_size=4, device="cpu", generator=seeded()):
@@ -144,7 +144,7 @@ def test_sampling_of_a_subset_keeps_labels_and_indices_together(make_set):
         ([0.0, 0.0, 0.0, 1.0], "are zero for all classes with examples"),
     ],
 )
-def test_impossible_sampling(make_set, weights, message):
+def test_invalid_sampling_weights(make_set, weights, message):
     batches = Batches(make_set(), None, batch_size=4, device="cpu", generator=seeded())
     with pytest.raises(InputError, match=message):
         batches.sampling = torch.tensor(weights)
@@ -163,14 +163,14 @@ def test_impossible_sampling(make_set, weights, message):
         ({"indices": []}, "no examples are selected"),
     ],
 )
-def test_impossible_batches(make_set, options, message):
+def test_invalid_batch_settings(make_set, options, message):
     settings = {"indices": None, "batch_size": 4, "device": "cpu", "generator": seeded(), **options}
     with pytest.raises(InputError, match=message):
         Batches(make_set(), settings.pop("indices"), **settings)
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.05, 1), st.booleans(), st.tuples(st.integers(2, 9), st.integers(2, 9)))
-def test_parts_of_a_slope_are_slopes(seed, smallest, mirrored, size):
+def test_random_crops_of_a_linear_image_are_linear(seed, smallest, mirrored, size):
     """On an image whose values rise evenly to the right and downwards, interpolation is exact inside of it."""
     height, width = 13, 17
     parts = random_parts(torch.rand(4, 5, generator=seeded(seed)), smallest, height, width)
@@ -187,7 +187,7 @@ def test_parts_of_a_slope_are_slopes(seed, smallest, mirrored, size):
     assert torch.allclose(seen, expected, atol=1e-6)
 
 
-def test_parts_lie_in_the_image_and_have_the_area_and_shape_they_should():
+def test_random_crops_lie_in_the_image_with_correct_area_and_aspect_ratio():
     top, left, tall, wide = random_parts(torch.rand(4, 20000, generator=seeded()), 0.25, 40, 40)
     assert bool((top >= 0).all() and (left >= 0).all())
     assert bool((top + tall <= 40.0001).all() and (left + wide <= 40.0001).all())
@@ -201,7 +201,7 @@ def test_parts_lie_in_the_image_and_have_the_area_and_shape_they_should():
     assert abs(float((ratio > 1).double().mean()) - 0.5) < 0.02
 
 
-def test_parts_of_batches_have_their_size_and_reproduce(make_set):
+def test_random_crops_have_the_given_size_and_are_reproducible(make_set):
     images = make_set(10, (3, 8, 12))
     options = {"batch_size": 4, "device": "cpu", "part": 0.3, "flip": True}
     first, again, whole = (
@@ -214,7 +214,7 @@ def test_parts_of_batches_have_their_size_and_reproduce(make_set):
     assert 0 <= float(first.min()) < float(first.max()) <= 1
 
 
-def test_the_whole_image_as_a_part_is_the_image():
+def test_full_crop_is_the_image():
     x = torch.rand(2, 3, 9, 6, generator=seeded())
     whole = torch.tensor([0.0, 0.0, 9.0, 6.0])[:, None].expand(4, 2)
     seen = resample(x, whole, torch.tensor([False, True]), (9, 6))
@@ -222,7 +222,7 @@ def test_the_whole_image_as_a_part_is_the_image():
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 7), st.booleans())
-def test_shares_of_all_processes_are_the_whole_batches(n, size, processes, flip):
+def test_shares_of_all_processes_make_up_the_batches(n, size, processes, flip):
     rng = np.random.default_rng(n)
     images = ImageSet(
         name="some",
@@ -244,7 +244,7 @@ def test_shares_of_all_processes_are_the_whole_batches(n, size, processes, flip)
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_ordered_gives_the_middle(make_set):
+def test_ordered_takes_center_crops(make_set):
     images = make_set(3, (1, 7, 8))
     (x, _, _), *_ = ordered(images, None, 3, size=4)
     assert torch.equal(x, to_float(images.images[:, :, 1:5, 2:6]))
@@ -252,7 +252,7 @@ def test_ordered_gives_the_middle(make_set):
         next(ordered(images, None, 3, size=9))
 
 
-def test_ordered_goes_through_as_told(make_set):
+def test_ordered_follows_the_indices(make_set):
     images = make_set(10)
     rows = [7, 2, 2, 9, 0]
     seen = list(ordered(images, rows, 2, "cpu", torch.float64))
@@ -265,7 +265,7 @@ def test_ordered_goes_through_as_told(make_set):
     assert torch.cat([index for _, _, index in ordered(images, None, 4)]).tolist() == list(range(10))
 
 
-def test_memory_mapped_sets_serve_both(make_set, monkeypatch):
+def test_memory_mapped_sets(make_set, monkeypatch):
     made = make_set(10)
 
     class Source:
@@ -315,7 +315,7 @@ def test_to_float_is_exact_division():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_on_cuda_the_same_and_without_waiting(make_set):
+def test_cuda_is_identical_and_does_not_synchronize(make_set):
     images = make_set(64, (3, 8, 8))
     options = {"batch_size": 10, "crop": 2, "flip": True}
     here = Batches(images, None, device="cpu", generator=seeded(), **options)

@@ -74,7 +74,7 @@ def test_errors_are_one_line(words, message):
     assert len(err.strip().splitlines()) == 1
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
+def test_unwritable_output(tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = invoke("data", "info", "digits", "--out", tmp_path / "file")
     assert code == 2
@@ -111,7 +111,7 @@ def test_hostile_class_names(tmp_path):
         assert sheet.size == (160 + 10 * 62, 62 * len(json.loads(out)["classes"]))
 
 
-def test_a_thousand_classes_share_a_grid():
+def test_thousand_classes_are_drawn_as_a_grid():
     images = random_images(1500, (1, 8, 8))
     names = tuple(f"c{i}" for i in range(1000))
     made = ImageSet(name="k", split="test", images=images, labels=np.arange(1500) % 1000, classes=names)
@@ -121,7 +121,7 @@ def test_a_thousand_classes_share_a_grid():
     assert found.counts.tolist() == [2] * 500 + [1] * 500
 
 
-def test_many_classes_are_summed_up(tmp_path):
+def test_many_classes_are_summarized(tmp_path):
     for label in range(40):
         for i in range(1 + (label == 7)):
             save_image(tmp_path / "f" / f"{label:02d}" / f"{i}.png", random_images(1, (3, 4, 4))[0])
@@ -132,7 +132,7 @@ def test_many_classes_are_summed_up(tmp_path):
     assert rows == ["fewest", "class", "00", "01", "02", "03", "04", "...", "36", "37", "38", "39", "07"]
 
 
-def test_float_images_are_described_alike():
+def test_float_images_have_the_same_description():
     whole = load_data("digits")
     pixels = np.float32(whole.images) / np.float32(255)
     as_float = ImageSet(name="f", split="test", images=pixels, labels=whole.labels, classes=whole.classes)

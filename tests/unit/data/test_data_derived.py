@@ -32,7 +32,7 @@ def complaint(spec: str, split: str = "test") -> str:
         ("digits:only=5", [5]),
     ],
 )
-def test_classes_are_chosen_and_numbered_anew(spec, kept):
+def test_selected_classes_are_renumbered(spec, kept):
     for split in ("train", "test"):
         whole, part = load_data("digits", split=split), load_data(spec, split=split)
         rows = np.flatnonzero(np.isin(whole.labels, kept))
@@ -43,7 +43,7 @@ def test_classes_are_chosen_and_numbered_anew(spec, kept):
         assert isinstance(part.images, np.memmap)  # as flat in memory as the whole
 
 
-def test_backgrounds_go_by_class_in_turn():
+def test_backgrounds_are_assigned_to_classes_in_turn():
     for split in ("train", "test"):
         gray, found = load_data("digits", split=split), load_data("digits:background=#0033b3+yellow", split=split)
         assert found.images.shape == (len(gray), 3, 8, 8)
@@ -53,7 +53,7 @@ def test_backgrounds_go_by_class_in_turn():
         assert np.array_equal(found.images, np.rint(255 * ink + (1 - ink) * colors).astype(np.uint8))
 
 
-def test_a_corrupted_copy_is_the_corruption_of_every_image():
+def test_corruption_applies_to_every_image():
     gray, found = load_data("digits"), load_data("digits:corruption=gaussian-noise,severity=5,seed=3")
     noise = ExampleNoise(3, torch.arange(len(gray)))
     x = Corruption(kind="gaussian-noise", severity=5)(to_float(gray.images), generator=noise)
@@ -64,7 +64,7 @@ def test_a_corrupted_copy_is_the_corruption_of_every_image():
     assert np.array_equal(some.images, found.images[np.isin(found.labels, [4, 7])])
 
 
-def test_background_and_corruption_of_some_classes_together():
+def test_background_and_corruption_of_selected_classes():
     found = load_data("digits:only=2+5+8,background=red+lime+blue,corruption=brightness,severity=1")
     assert found.images.shape[1:] == (3, 8, 8)
     brightest = found.images.mean((2, 3))
@@ -80,11 +80,11 @@ def test_background_and_corruption_of_some_classes_together():
         ("digits:corruption=fog,severity=6", "severity must be one of 1 to 5, got 6"),
     ],
 )
-def test_impossible_changes(spec, said):
+def test_invalid_backgrounds_and_corruptions(spec, said):
     assert said in complaint(spec)
 
 
-def test_the_profile_of_the_long_tailed_cifar10():
+def test_class_counts_of_cifar10_lt():
     """The counts that papers on CIFAR-10-LT print."""
     labels = np.repeat(np.arange(10), 5000)
     counts = {
@@ -116,7 +116,7 @@ def test_long_tails(counts, imbalance, seed):
     assert set(fewer) <= set(kept)  # a steeper tail keeps none that a flatter one drops
 
 
-def test_an_imbalance_is_one_of_training():
+def test_imbalance_applies_to_the_training_split():
     whole = load_data("digits")
     assert load_data("digits:imbalance=10").digest() == whole.digest()
     train = load_data("digits:imbalance=10", split="train")
@@ -129,7 +129,7 @@ def test_an_imbalance_is_one_of_training():
     assert other.digest() != train.digest()
 
 
-def test_choices_are_cached_apart(cache):
+def test_settings_have_separate_cache_entries(cache):
     assert len(load_data("digits:only=1").classes) == 1
     assert len(load_data("digits:only=1+2").classes) == 2
     assert len(load_data("digits:only=1").classes) == 1
@@ -154,12 +154,12 @@ def test_choices_are_cached_apart(cache):
         ("cifar10:only=cat,only=dog", "'only' is given twice"),
     ],
 )
-def test_bad_choices_are_said_before_anything_is_read(spec, message, offline):
+def test_invalid_settings_raise_before_anything_is_read(spec, message, offline):
     assert message in complaint(spec)
     assert offline == []
 
 
-def test_superclasses_of_a_part():
+def test_superclasses_of_a_subset():
     assert known_superclasses("cifar10", 10) == {"transportation": [0, 1, 8, 9], "animals": [2, 3, 4, 5, 6, 7]}
     assert known_superclasses("cifar10:without=cat+ship", 8) == {
         "transportation": [0, 1, 7],
@@ -172,7 +172,7 @@ def test_superclasses_of_a_part():
 
 
 @for_each("name", DATASETS)
-def test_superclasses_hold_every_class_once(name):
+def test_superclasses_contain_every_class_once(name):
     card = DATASETS[name]
     held = sorted(label for labels in card.superclasses.values() for label in labels)
     assert held in ([], list(range(len(card.classes))))

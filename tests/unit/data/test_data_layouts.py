@@ -120,7 +120,7 @@ def test_idx(name, folder, suffix, mirror):
     assert load_data(f"folder:{mirror / folder}").classes == tuple("0123456789")  # file names do not tell which it is
 
 
-def test_an_unpacked_idx_file_is_preferred_to_its_archive(tmp_path):
+def test_unpacked_idx_file_is_preferred_to_its_archive(tmp_path):
     for name, values in (("t10k-images-idx3-ubyte", GRAY[:, 0]), ("t10k-labels-idx1-ubyte", np.zeros(7, np.uint8))):
         write_idx(tmp_path / name, values)
         (tmp_path / f"{name}.gz").write_bytes(b"damaged")
@@ -140,7 +140,7 @@ def test_stl10_is_column_major(mirror):
         assert test.classes[7] == "monkey"
 
 
-def test_parts_join_seamlessly(mirror, monkeypatch):
+def test_parts_are_concatenated_correctly(mirror, monkeypatch):
     """However few images are read at a time."""
     images = random_images(5, (3, 96, 96))
     write_stl10(mirror / "stl10_binary", "test", images, [0, 1, 2, 3, 4])
@@ -175,7 +175,7 @@ def test_tiny_imagenet_tree(mirror):
     assert [card.wnids[label] for label in named.labels] == WNIDS
 
 
-def test_tiny_imagenet_sorted_into_folders(tmp_path):
+def test_tiny_imagenet_validation_in_class_folders(tmp_path):
     """As a script that everybody uses leaves the validation images."""
     val = random_images(3, (3, 64, 64), seed=1)
     write_tiny_imagenet(tmp_path, WNIDS, random_images(3, (3, 64, 64)), val)
@@ -188,7 +188,7 @@ def test_tiny_imagenet_sorted_into_folders(tmp_path):
     assert found.labels.tolist() == [0, 1, 2]
 
 
-def test_tiny_imagenet_annotations_that_lead_elsewhere(tmp_path):
+def test_invalid_tiny_imagenet_annotations(tmp_path):
     write_tiny_imagenet(tmp_path, WNIDS, random_images(3, (3, 64, 64)), random_images(3, (3, 64, 64)))
     notes = tmp_path / "val" / "val_annotations.txt"
     elsewhere = "../../train/n01443537/images/n01443537_0.JPEG\tn01443537"
@@ -241,7 +241,7 @@ def test_imagenet_tree(mirror):
     assert np.array_equal(own.images, train.images)
 
 
-def test_a_tree_of_one_size_is_left_as_it_is(tmp_path):
+def test_images_of_one_size_are_not_resized(tmp_path):
     held = imagenet(
         tmp_path, {"train/n01440764": [(64, 64)], "val/n01440764": [(64, 64)] * 2, "val/n99999999": [(64, 64)]}
     )
@@ -251,7 +251,7 @@ def test_a_tree_of_one_size_is_left_as_it_is(tmp_path):
     assert found.labels.tolist() == [0, 0, 1]
 
 
-def test_imagenet_trees_that_are_not_whole(tmp_path, mirror, offline):
+def test_incomplete_imagenet_trees(tmp_path, mirror, offline):
     imagenet(tmp_path, {"train/n01440764": [(30, 40), (50, 60)]})
     save_image(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG", random_images(1, (3, 30, 40))[0])
     shutil.copytree(tmp_path / "val", mirror / "imagenet" / "val")  # without a train folder beside it
@@ -268,7 +268,7 @@ def test_imagenet_trees_that_are_not_whole(tmp_path, mirror, offline):
 
 
 @pytest.mark.parametrize("size", [(256, 256), (300, 401), (1003, 257), (97, 5000), (31, 29), (224, 225)])
-def test_cropping_is_resizing_and_cropping(size):
+def test_crop_equals_torchvision(size):
     """Against Pillow's whole resized image, cut by torchvision's rules."""
     image = picture(3, size)
     width, height = image.size
@@ -281,12 +281,12 @@ def test_cropping_is_resizing_and_cropping(size):
     assert np.array_equal(cropped(image, "RGB", (224, 224), 256), expected)
 
 
-def test_a_line_of_a_million_pixels_is_not_resized(tmp_path):
+def test_extreme_aspect_ratio_is_refused(tmp_path):
     imagenet(tmp_path, {"val/n01440764": [(30, 40), (1, 2**20)]})
     assert "1048576x1 pixels; the aspect ratio is too extreme to be resized" in complaint(f"folder:{tmp_path}")
 
 
-def test_a_file_that_names_its_classes_is_believed(mirror):
+def test_class_ids_in_parquet_files_are_used(mirror):
     card = DATASETS["tiny-imagenet"]
     order = [*card.wnids[5:], "n08742578", *card.wnids[:4]]
     path = mirror / card.hub / "data" / "valid-00000-of-00001.parquet"
@@ -307,7 +307,7 @@ def test_a_file_that_names_its_classes_is_believed(mirror):
         assert load_data("tiny-imagenet").classes == card.classes
 
 
-def test_classes_are_chosen_by_the_names_in_the_file(mirror):
+def test_classes_are_selected_by_the_names_in_the_file(mirror):
     card = DATASETS["tiny-imagenet"]
     path = mirror / card.hub / "data" / "valid-00000-of-00001.parquet"
     write_shard(path, [encode(picture(i, (64, 64))) for i in range(200)], list(range(200)), column="image")
@@ -376,7 +376,7 @@ def test_damaged_idx(tmp_path):
     assert "cannot be read: EOFError" in complaint(f"folder:{tmp_path}")
 
 
-def test_an_idx_header_that_asks_for_terabytes_is_not_believed(tmp_path):
+def test_idx_header_with_terabytes_allocates_nothing(tmp_path):
     """Both headers agree on four thousand million images; nothing of the sort is set aside in memory."""
     for name, lengths in (
         ("t10k-images-idx3-ubyte", b"\xff\xff\xff\xff\0\0\0\x1c\0\0\0\x1c"),
@@ -425,7 +425,7 @@ class Evaluates:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_a_pickle_with_a_payload_does_not_run(tmp_path, protocol):
+def test_pickle_with_payload_is_not_executed(tmp_path, protocol):
     folder = tmp_path / "cifar-10-batches-py"
     cifar10_python(tmp_path)
     written = tmp_path / "written"
@@ -465,7 +465,7 @@ ARRAY = pickle.dumps({b"data": CIFAR[:1].reshape(1, 3072), b"labels": [3]}, prot
     }.items(),
     ids=lambda item: item[0],
 )
-def test_damaged_pickles_are_one_line(tmp_path, data):
+def test_damaged_pickles_raise_one_line_errors(tmp_path, data):
     cifar10_python(tmp_path)
     folder = tmp_path / "cifar-10-batches-py"
     (folder / "test_batch").write_bytes(data[1])
@@ -473,13 +473,13 @@ def test_damaged_pickles_are_one_line(tmp_path, data):
     assert load_data(f"folder:{folder}", split="train").labels.tolist() == LABELS[:40]  # the reader is unharmed
 
 
-def test_a_picture_that_claims_to_be_huge(tmp_path):
+def test_image_with_a_huge_header_is_refused(tmp_path):
     imagenet(tmp_path, {"val/n01440764": [(30, 40), (50, 60)]})
     (tmp_path / "val" / "n01440764" / "2.JPEG").write_bytes(claimed(50000, 50000))
     assert "more than 67108864 pixels" in complaint(f"folder:{tmp_path}")
 
 
-def test_a_class_without_images_keeps_its_label(tmp_path):
+def test_class_without_images_keeps_its_label(tmp_path):
     for name in ("a", "b", "c"):
         (tmp_path / "f" / name).mkdir(parents=True)
     save_image(tmp_path / "f" / "c" / "1.png", random_images(1, (3, 4, 4))[0])
@@ -490,7 +490,7 @@ def test_a_class_without_images_keeps_its_label(tmp_path):
 # Where they are found
 
 
-def test_what_was_prepared_is_found_again(tmp_path, cache, monkeypatch, offline):
+def test_prepared_folder_is_recorded(tmp_path, cache, monkeypatch, offline):
     cifar10_binary(tmp_path)
     folder = tmp_path / "cifar-10-batches-bin"
     found, missing = prepare("cifar10", folder)
@@ -506,7 +506,7 @@ def test_what_was_prepared_is_found_again(tmp_path, cache, monkeypatch, offline)
     assert load_data("cifar10").labels.tolist() == [1, 2]  # what the environment names comes first
 
 
-def test_what_cannot_be_prepared(tmp_path, cache):
+def test_prepare_errors(tmp_path, cache):
     def said(name: str, folder: Path | None = None) -> str:
         with pytest.raises(InputError) as caught:
             prepare(name, folder)
@@ -524,7 +524,7 @@ def test_what_cannot_be_prepared(tmp_path, cache):
     assert load_data("imagenet:resize=32,crop=28").images.shape == (1, 3, 28, 28)
 
 
-def test_a_pipe_with_the_name_of_a_file_is_not_waited_for(tmp_path):
+def test_named_pipes_are_ignored(tmp_path):
     (tmp_path / "f" / "a").mkdir(parents=True)
     os.mkfifo(tmp_path / "f" / "a" / "1.png")
     assert "no image files" in complaint(f"folder:{tmp_path / 'f'}")
@@ -536,7 +536,7 @@ def test_a_pipe_with_the_name_of_a_file_is_not_waited_for(tmp_path):
     assert "no image files" in complaint(f"folder:{tmp_path / 'f'}")
 
 
-def test_a_parquet_file_of_another_set_is_not_taken(tmp_path, offline):
+def test_parquet_file_of_another_data_set_is_ignored(tmp_path, offline):
     """A folder of many data sets, none of them the one asked for."""
     image = encode(picture(0, (28, 28), "L"))
     write_shard(tmp_path / "ylecun/mnist/mnist/test-00000-of-00001.parquet", [image], [1], column="image")
@@ -546,7 +546,7 @@ def test_a_parquet_file_of_another_set_is_not_taken(tmp_path, offline):
     assert found["test"].labels.tolist() == [1]
 
 
-def test_sets_that_analyses_make_are_class_folders(tmp_path):
+def test_data_sets_written_by_analyses_are_class_folders(tmp_path):
     """Colored, recomposed and robust images are kept as PNG files by label, which no layout claims."""
     x = torch.arange(4 * 3 * 8 * 8).reshape(4, 3, 8, 8).remainder(256) / 255
     labels = np.array([2, 0, 2, 1])

@@ -83,7 +83,7 @@ DATA = {
 
 
 @for_each("kind", DATA)
-def test_every_kind_of_data(kind):
+def test_accepts_every_kind_of_object(kind):
     found = load_data(DATA[kind])
     assert found.images.dtype == np.uint8
     assert np.array_equal(found.images, X)
@@ -93,14 +93,14 @@ def test_every_kind_of_data(kind):
     assert found.name
 
 
-def test_a_sampler_chooses():
+def test_custom_sampler_selects_examples():
     loader = DataLoader(Items([*zip(X, Y, strict=True)]), batch_size=2, sampler=SubsetRandomSampler([4]))
     assert load_data(loader).labels.tolist() == [1]
     some = DataLoader(DATA["tuples"], batch_size=2, sampler=RandomSampler(DATA["tuples"], num_samples=3))
     assert len(load_data(some)) == 3
 
 
-def test_reading_a_loader_leaves_the_global_generator_alone():
+def test_reading_a_loader_keeps_the_global_generator():
     torch.manual_seed(0)
     before = torch.get_rng_state()
     for kind in ("shuffled loader", "loader of dicts", "loader"):
@@ -116,7 +116,7 @@ def test_float_images_of_any_width_become_float32():
     assert np.array_equal(load_data((tensor, [0, 1])).images, tensor.detach().numpy())
 
 
-def test_shapes_that_are_and_are_not_channels_last():
+def test_detection_of_channels_last():
     zeros = np.zeros
     assert load_data((zeros((2, 9, 8)), [0, 1])).images.shape == (2, 1, 9, 8)
     assert load_data((zeros((2, 9, 8, 1), np.uint8), [0, 1])).images.shape == (2, 1, 9, 8)
@@ -174,7 +174,7 @@ def test_names_and_splits_of_objects():
         (None, "data has type NoneType"),
     ],
 )
-def test_what_is_no_data_is_said_in_one_line(data, message):
+def test_invalid_objects_raise_one_line_errors(data, message):
     assert message in complaint(data)
 
 
@@ -193,7 +193,7 @@ def test_specs(tmp_path):
     assert "unknown data set ''" in complaint("")
 
 
-def test_registered_names_come_through_the_cache(cache):
+def test_named_data_sets_are_cached(cache):
     first = load_data("digits", split="train")
     assert isinstance(first.images, np.memmap)
     assert (first.name, first.split, len(first)) == ("digits", "train", 1100)
@@ -202,7 +202,7 @@ def test_registered_names_come_through_the_cache(cache):
     assert len(list(cache.iterdir())) == 2
 
 
-def test_one_entry_adds_a_data_set(card, mirror, monkeypatch):
+def test_data_set_is_added_by_one_entry(card, mirror, monkeypatch):
     monkeypatch.setitem(DATASETS, "toy", card)
     write_shard(mirror / "org/toy/test-00000-of-00001.parquet", [encode(picture(0))], [1])
     assert load_data("toy").labels.tolist() == [1]

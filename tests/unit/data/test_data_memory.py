@@ -43,7 +43,7 @@ def mapped_memory() -> int:
     return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("RssFile"))
 
 
-def test_a_set_is_built_and_walked_through_in_little_memory():
+def test_building_and_iterating_needs_little_memory():
     tracemalloc.start()
     try:
         found = materialize(Large())
@@ -64,14 +64,14 @@ def test_a_set_is_built_and_walked_through_in_little_memory():
     assert found.images[64 * 95, 0, 0, 0] == 95  # what was let go of is read again
 
 
-def test_what_is_interrupted_leaves_nothing_and_begins_anew(cache, stop_after):
+def test_interrupted_build_leaves_no_files_and_restarts(cache, stop_after):
     with pytest.raises(KeyboardInterrupt):
         materialize(Large(), stop_after(1000))
     assert list(cache.iterdir()) == []
     assert len(materialize(Large())) == 96 * 64
 
 
-def test_many_files_are_decoded_in_the_memory_of_few(tmp_path, mirror, card, monkeypatch):
+def test_decoding_memory_is_independent_of_the_number_of_files(tmp_path, mirror, card, monkeypatch):
     """From a tree and from parquet: four times the images, the same peak."""
     monkeypatch.setattr("classwise.data.decode.PART_BYTES", 2 * MB)
     large = replace(card, size=(224, 224), resize=256)

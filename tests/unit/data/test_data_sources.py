@@ -77,7 +77,7 @@ def test_digits_has_two_splits():
 # Parquet
 
 
-def test_shards_are_read_in_order_whatever_the_format(toy, card):
+def test_shards_are_read_in_order_in_any_image_format(toy, card):
     _, pixels = toy
     found = read(HubParquet(card, "train"))
     assert np.array_equal(found.images, pixels)
@@ -85,7 +85,7 @@ def test_shards_are_read_in_order_whatever_the_format(toy, card):
     assert (found.name, found.split, found.classes) == ("toy", "train", ("a", "b", "c"))
 
 
-def test_jpeg_and_other_modes_become_the_mode_of_the_card(mirror, card):
+def test_images_are_converted_to_the_mode_of_the_card(mirror, card):
     solid = Image.new("RGB", (5, 6), (200, 200, 200))
     smooth = [encode(solid, "JPEG"), encode(solid.convert("L")), encode(solid.convert("RGBA"))]
     palette = solid.convert("P", palette=Image.Palette.ADAPTIVE)
@@ -107,7 +107,7 @@ def test_split_aliases_first_wins(mirror, card):
     assert read(HubParquet(card, "test")).labels.tolist() == [2]
 
 
-def test_only_the_files_of_the_split_itself(mirror, card):
+def test_only_files_of_the_split_are_read(mirror, card):
     one, two = encode(picture(1)), encode(picture(2))
     write_shard(mirror / "org/toy/test-00000-of-00001.parquet", [one], [1])
     write_shard(mirror / "org/toy/test-hard-00000-of-00001.parquet", [two], [2])
@@ -115,7 +115,7 @@ def test_only_the_files_of_the_split_itself(mirror, card):
     assert read(HubParquet(card, "test")).labels.tolist() == [1]
 
 
-def test_unnumbered_totals_are_taken_as_they_are(mirror, card):
+def test_shards_without_totals_are_accepted(mirror, card):
     for shard in (0, 1):
         write_shard(mirror / f"org/toy/test-{shard}.parquet", [encode(picture(shard))], [shard])
     assert read(HubParquet(card, "test")).labels.tolist() == [0, 1]
@@ -134,7 +134,7 @@ def test_shards_of_two_versions(toy, card):
     assert "more than one version" in refused(HubParquet(card, "train"))
 
 
-def test_several_configurations_need_a_choice(toy, card, mirror):
+def test_several_configurations_are_ambiguous(toy, card, mirror):
     write_shard(mirror / "org/toy/other/train-00000-of-00001.parquet", [encode(picture(0))], [2])
     said = refused(HubParquet(card, "train"))
     assert "in several folders: other, plain/deep" in said
@@ -158,7 +158,7 @@ def harmed(path: Path, harm) -> None:
     ],
     ids=["one byte", "half", "empty", "shifted", "html", "zeroed"],
 )
-def test_a_harmed_shard_is_named(toy, card, harm):
+def test_errors_name_the_damaged_shard(toy, card, harm):
     path = toy[0] / "train-00001-of-00003.parquet"
     harmed(path, harm)
     assert str(path) in refused(HubParquet(card, "train"))
@@ -206,7 +206,7 @@ def test_missing_values(mirror, card):
         (claimed(60000, 60000), "more than 67108864 pixels"),
     ],
 )
-def test_images_that_cannot_be_used_are_named(mirror, card, image, message):
+def test_errors_name_the_invalid_image(mirror, card, image, message):
     path = mirror / "org/toy/test-00000-of-00001.parquet"
     write_shard(path, [encode(picture(i)) for i in range(130)] + [image], [0] * 131)
     said = refused(HubParquet(card, "test"))
@@ -214,7 +214,7 @@ def test_images_that_cannot_be_used_are_named(mirror, card, image, message):
     assert message in said
 
 
-def test_fingerprint_follows_the_files_and_the_card(toy, card):
+def test_fingerprint_depends_on_files_and_card(toy, card):
     folder, _ = toy
     source = HubParquet(card, "train")
     seen = {source.fingerprint()}
@@ -231,7 +231,7 @@ def test_fingerprint_follows_the_files_and_the_card(toy, card):
     assert len(seen) == 4
 
 
-def test_a_changed_shard_is_read_anew_and_the_old_entry_goes(toy, card, cache):
+def test_changed_shard_replaces_the_cache_entry(toy, card, cache):
     folder, _ = toy
     assert materialize(HubParquet(card, "train")).labels[0] == 0
     write_shard(folder / "train-00000-of-00003.parquet", [encode(picture(0))], [2])
@@ -243,7 +243,7 @@ def test_a_changed_shard_is_read_anew_and_the_old_entry_goes(toy, card, cache):
 # The hub
 
 
-def test_without_a_mirror_the_hub_is_asked_and_a_failure_is_one_line(card, offline):
+def test_failed_download_is_a_one_line_error(card, offline):
     said = refused(HubParquet(card, "test"))
     assert said.startswith("toy: cannot download org/toy from the Hugging Face hub")
     assert "CLASSWISE_DATA" in said
@@ -254,18 +254,18 @@ def test_without_a_mirror_the_hub_is_asked_and_a_failure_is_one_line(card, offli
     assert offline[0]["allow_patterns"] == ["test-*.parquet", "*/test-*.parquet"]
 
 
-def test_a_mirror_without_the_data_set_leads_to_the_hub(card, offline, toy):
+def test_data_set_absent_from_the_mirror_is_downloaded(card, offline, toy):
     refused(HubParquet(card, "test"))
     assert len(offline) == 2
 
 
-def test_a_mirror_that_is_no_folder(card, offline, monkeypatch, tmp_path):
+def test_mirror_must_be_a_folder(card, offline, monkeypatch, tmp_path):
     monkeypatch.setenv("CLASSWISE_DATA", str(tmp_path / "nowhere"))
     assert "nowhere' is not a folder" in refused(HubParquet(card, "test"))
     assert offline == []
 
 
-def test_what_the_hub_has_cached_is_completed_when_it_is_not_whole(card, monkeypatch, tmp_path):
+def test_incomplete_hub_cache_is_completed(card, monkeypatch, tmp_path):
     asked = []
 
     def snapshot_download(repository, *, local_files_only, **options):
@@ -282,7 +282,7 @@ def test_what_the_hub_has_cached_is_completed_when_it_is_not_whole(card, monkeyp
     assert asked == [True]
 
 
-def test_a_repository_without_such_files(card, monkeypatch, tmp_path):
+def test_repository_without_matching_files(card, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **options: str(tmp_path))
     said = refused(HubParquet(replace(card, folder="plain"), "test"))
     assert said == "toy: org/toy on the Hugging Face hub has no files test-*.parquet"
@@ -313,7 +313,7 @@ def test_folder_of_classes(tmp_path):
     assert found.name == f"folder:{tmp_path / 'f'}"
 
 
-def test_gray_stays_gray_and_mixed_becomes_color(tmp_path):
+def test_mixed_gray_and_color_become_color(tmp_path):
     save(tmp_path / "a/1.png", picture(0, mode="L"))
     save(tmp_path / "b/1.png", picture(1, mode="L").convert("1"))
     assert read(Folder(tmp_path)).images.shape == (2, 1, 6, 5)
@@ -334,7 +334,7 @@ def test_splits_are_sub_folders_and_share_their_classes(tmp_path):
     assert "(known: train, val)" in refused(Folder(tmp_path, "extra"))
 
 
-def test_a_class_may_be_called_train(tmp_path):
+def test_class_may_be_named_train(tmp_path):
     for name in ("car", "train"):
         save(tmp_path / name / "1.png", picture(0))
     assert read(Folder(tmp_path, "test")).classes == ("car", "train")
@@ -371,7 +371,7 @@ def test_folder_fingerprint(tmp_path):
     assert len(seen) == 4
 
 
-def test_folders_are_cached_and_read_again_when_changed(tmp_path, cache):
+def test_changed_folders_are_read_again(tmp_path, cache):
     path = tmp_path / "pictures"
     save(path / "a/1.png", picture(0))
     spec = f"folder:{path}"
@@ -425,7 +425,7 @@ def test_factories(factories, name, cache):
 
 
 @pytest.mark.parametrize("name", ["by_split", "by_anything"])
-def test_factories_are_told_the_split(factories, name):
+def test_factories_receive_the_split(factories, name):
     assert len(load_data(f"{factories}:{name}", split="train")) == 4
     assert len(load_data(f"{factories}:{name}", split="test")) == 2
 
@@ -444,6 +444,6 @@ def test_factory_errors(factories):
     assert "no such file" in complaint(lambda: load_data("nowhere.py:pair"))
 
 
-def test_a_hint_of_the_wrong_format_does_no_harm():
+def test_wrong_format_hint_is_harmless():
     for hint in ("JPEG", "MPO", "no format"):
         assert decoding.read_header(encode(picture(0)), hint).format == "PNG"

@@ -30,7 +30,7 @@ def test_split_is_a_balanced_partition_or_an_error(labels, per_class, seed):
 
 
 @given(LABELS, st.integers(0, 6), st.none() | st.integers(0, 9))
-def test_subset_takes_what_there_is_in_order(labels, per_class, seed):
+def test_subset_takes_available_examples_in_order(labels, per_class, seed):
     chosen = balanced_subset(labels, per_class, 5, seed)
     assert (np.diff(chosen) > 0).all()
     for label in range(5):
@@ -41,14 +41,14 @@ def test_subset_takes_what_there_is_in_order(labels, per_class, seed):
             assert taken == own[:per_class]
 
 
-def test_seeds_differ_and_every_example_has_its_turn():
+def test_seeds_differ_and_every_example_is_drawn():
     labels = np.repeat([0, 1], 20)
     drawn = {tuple(balanced_split(labels, 5, seed, 2)[1]) for seed in range(30)}
     assert len(drawn) == 30
     assert {i for one in drawn for i in one} == set(range(40))
 
 
-def test_a_class_does_not_depend_on_the_others():
+def test_draw_of_a_class_is_independent_of_the_others():
     labels = np.array([0] * 10 + [1] * 10)
     alone = balanced_split(labels[:10], 3, 7, 2)[1]
     assert balanced_split(labels, 3, 7, 2)[1][:3].tolist() == alone.tolist()

@@ -97,7 +97,7 @@ def by_the_snippet(folder: Path, x: torch.Tensor) -> torch.Tensor:
     return load_file(folder.parent / "logits.safetensors")["logits"]
 
 
-def test_it_loads_back_in_every_way_with_the_same_logits(run, exported):
+def test_every_way_of_loading_gives_the_same_logits(run, exported):
     assert sorted(path.name for path in exported.iterdir()) == FILES
     x = torch.rand(5, 1, 8, 8)
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_it_loads_back_in_every_way_with_the_same_logits(run, exported):
     assert torch.equal(by_the_snippet(exported, x), wanted)
 
 
-def test_the_configuration_says_what_it_is(exported):
+def test_content_of_the_configuration(exported):
     config = json.loads((exported / "config.json").read_text())
     assert config["architecture"] == "digits-cnn:normalize=mnist"
     assert (config["num_classes"], config["in_channels"], config["classes"]) == (10, 1, HOSTILE)
@@ -119,27 +119,27 @@ def test_the_configuration_says_what_it_is(exported):
 
 
 @pytest.mark.parametrize("changes", [{"objective": "madry"}, {"model": None}, {"eps": 0.2}, None], ids=str)
-def test_a_record_of_the_training_that_is_wrong(run, tmp_path, changes):
+def test_invalid_training_record(run, tmp_path, changes):
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     record = json.loads((copy / "run.json").read_text())
     record["training"]["asked"] = changes and {**record["training"]["asked"], **changes}
     (copy / "run.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match="does not say what was asked of its training"):
+    with pytest.raises(InputError, match=r"training\.asked is incomplete"):
         export(copy, tmp_path / "out")
 
 
-def test_an_architecture_of_the_users_is_refused_before_its_code_runs(run, tmp_path):
+def test_user_architecture_is_refused_before_its_code_runs(run, tmp_path):
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     (tmp_path / "zoo.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w')\n")
     record = json.loads((copy / "run.json").read_text())
     record["training"]["asked"]["model"] = f"{tmp_path / 'zoo.py'}:make"
     (copy / "run.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match="is not a registered one"):
+    with pytest.raises(InputError, match="cannot be exported; expected one of classwise list models"):
         export(copy, tmp_path / "out")
     assert not (tmp_path / "trace").exists()
 
 
-def test_a_model_that_was_never_attacked_in_training(run, tmp_path):
+def test_model_of_natural_training(run, tmp_path):
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     record = json.loads((copy / "run.json").read_text())
     record["training"]["asked"]["objective"] = {"name": "standard"}
@@ -147,20 +147,20 @@ def test_a_model_that_was_never_attacked_in_training(run, tmp_path):
     assert json.loads((export(copy, tmp_path / "out") / "config.json").read_text())["trained_for"] is None
 
 
-def test_it_can_be_evaluated(run, exported, tmp_path):
+def test_export_can_be_evaluated(run, exported, tmp_path):
     x, y = torch.rand(20, 1, 8, 8), torch.arange(20) % 10
     asked = {"classes": HOSTILE, "attacks": ["fgsm"], "eps": 0.05}
     first, second = (cw.evaluate(spec, (x, y), **asked) for spec in (str(run), f"hf:{exported}"))
     assert first["fgsm"] == second["fgsm"]
 
 
-def test_files_are_as_public_as_others(exported):
+def test_files_have_default_permissions(exported):
     modes = {path.stat().st_mode & 0o777 for path in exported.iterdir()}
     assert len(modes) == 1
     assert not [path for path in exported.parent.iterdir() if path.name.startswith(".")]
 
 
-def test_the_front_matter_is_what_the_hub_reads(run, exported):
+def test_front_matter_is_valid_for_the_hub(run, exported):
     text = (exported / "README.md").read_text()
     front = yaml.safe_load(text.split("---\n")[1])
     report = load_report(run)
@@ -174,7 +174,7 @@ def test_the_front_matter_is_what_the_hub_reads(run, exported):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_yaml_gives_names_back(run, tmp_path, name):
+def test_yaml_preserves_names(run, tmp_path, name):
     """As names of the data set and the model, where they are in the front matter."""
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     report = json.loads((copy / "report.json").read_text())
@@ -186,7 +186,7 @@ def test_yaml_gives_names_back(run, tmp_path, name):
     assert ModelCard(text).data.datasets == [plain(name)]
 
 
-def test_markdown_shows_names_as_they_are(run, exported):
+def test_markdown_preserves_names(run, exported):
     """Read by another's parser: a row for each class with its name as text, no markup, no link, no HTML."""
     text = (exported / "README.md").read_text().split("---\n", 2)[2]
     tokens = MarkdownIt("commonmark", {"html": True, "linkify": False}).enable("table").parse(text)
@@ -207,7 +207,7 @@ def test_markdown_shows_names_as_they_are(run, exported):
 
 
 @pytest.mark.parametrize("sign", ["#", "-", "1.", ">", "```", "    x"])
-def test_a_name_at_the_beginning_of_a_line_begins_nothing(run, tmp_path, sign):
+def test_names_at_line_start_are_not_markup(run, tmp_path, sign):
     """The first sentence of the card names the weakest class."""
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     text = (copy / "report.json").read_text()
@@ -222,13 +222,13 @@ def test_a_name_at_the_beginning_of_a_line_begins_nothing(run, tmp_path, sign):
     assert not {"ordered_list_open", "blockquote_open", "code_block"} & set(kinds)
 
 
-def test_numbers_of_robustbench_with_the_classes_beside_them(run, exported):
+def test_robustbench_json_contains_the_classes(run, exported):
     card = json.loads((exported / "robustbench.json").read_text())
     assert card["eps"] == "0.01"
     assert set(card["classwise"]["class_acc"]) == set(HOSTILE)
 
 
-def test_classes_of_one_name_keep_their_own_numbers(tmp_path):
+def test_classes_with_equal_names_keep_their_results(tmp_path):
     run = make_run(tmp_path / "run", "digits-cnn", classes=[*map(str, range(8)), "crane", "crane"])
     card = json.loads((export(run, tmp_path / "out") / "robustbench.json").read_text())
     values = [part.value for part in load_report(run)["fgsm"].by_class]
@@ -236,7 +236,7 @@ def test_classes_of_one_name_keep_their_own_numbers(tmp_path):
     assert list(card["classwise"]["class_acc"].values()) == values
 
 
-def test_a_configuration_cannot_ask_for_more_than_the_weights_hold(exported, tmp_path):
+def test_configuration_cannot_exceed_the_weights(exported, tmp_path):
     copy = Path(shutil.copytree(exported, tmp_path / "copy"))
     content = json.loads((copy / "config.json").read_text())
     for architecture in ("wide-resnet:depth=99994", "wide-resnet:width=9999", "vit:depth=100000"):
@@ -245,7 +245,7 @@ def test_a_configuration_cannot_ask_for_more_than_the_weights_hold(exported, tmp
             load_model(f"hf:{copy}")
 
 
-def test_nothing_is_overwritten_and_nothing_half_done(run, tmp_path):
+def test_nothing_is_overwritten_or_left_incomplete(run, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("x")
     (tmp_path / "file").write_text("x")
@@ -264,7 +264,7 @@ def test_nothing_is_overwritten_and_nothing_half_done(run, tmp_path):
         export(broken, tmp_path / "never")
 
 
-def test_a_failure_on_the_way_leaves_nothing(run, tmp_path, monkeypatch):
+def test_failure_leaves_no_files(run, tmp_path, monkeypatch):
     def full(*args: object, **kwargs: object) -> str:
         raise OSError(28, "No space left on device")
 
@@ -274,7 +274,7 @@ def test_a_failure_on_the_way_leaves_nothing(run, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_evaluated_is_what_is_exported(run, tmp_path):
+def test_exports_the_evaluated_checkpoint(run, tmp_path):
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     x, y = torch.rand(20, 1, 8, 8), torch.arange(20) % 10
     elsewhere = tmp_path / "elsewhere"
@@ -284,7 +284,7 @@ def test_what_was_evaluated_is_what_is_exported(run, tmp_path):
         assert torch.equal(load_model(f"hf:{export(elsewhere, tmp_path / 'out')}")(x), last(x))
 
 
-def test_an_evaluation_of_weights_that_bring_their_normalization(tmp_path):
+def test_evaluation_of_weights_with_normalization(tmp_path):
     weights = tmp_path / "zoo.pt"
     torch.manual_seed(2)
     network = build_model("digits-cnn", num_classes=10, in_channels=1)
@@ -294,7 +294,7 @@ def test_an_evaluation_of_weights_that_bring_their_normalization(tmp_path):
     x, y = torch.rand(20, 1, 8, 8), torch.arange(20) % 10
     names = [str(label) for label in range(10)]
     cw.evaluate("digits-cnn", (x, y), weights=weights, classes=names, attacks=["fgsm"], eps=0.01, out=tmp_path / "run")
-    with pytest.raises(InputError, match=r"give those that it was evaluated with \(zoo\.pt\)"):
+    with pytest.raises(InputError, match=r"give the file zoo\.pt, with which it was evaluated"):
         export(tmp_path / "run", tmp_path / "out")
     with pytest.raises(InputError, match=r"was evaluated with zoo\.pt, not with"):
         export(tmp_path / "run", tmp_path / "out", weights=tmp_path / "other.pt")
@@ -306,15 +306,15 @@ def test_an_evaluation_of_weights_that_bring_their_normalization(tmp_path):
     assert json.loads((folder / "config.json").read_text())["trained_for"] is None
 
 
-def test_architectures_that_only_their_author_has(tmp_path):
+def test_unregistered_architectures_are_refused(tmp_path):
     code = tmp_path / "zoo.py"
     code.write_text("from classwise.models import DigitsCNN\ndef make():\n    return DigitsCNN()\n")
     x, y = torch.rand(20, 1, 8, 8), torch.arange(20) % 10
     cw.evaluate(f"{code}:make", (x, y), attacks=["fgsm"], eps=0.01, out=tmp_path / "run")
-    with pytest.raises(InputError, match="is not a registered one"):
+    with pytest.raises(InputError, match="cannot be exported; expected one of classwise list models"):
         export(tmp_path / "run", tmp_path / "out")
     cw.evaluate(load_model(f"{code}:make"), (x, y), attacks=["fgsm"], eps=0.01, out=tmp_path / "memory")
-    with pytest.raises(InputError, match="a model in memory cannot be exported"):
+    with pytest.raises(InputError, match="the evaluated model was a Python object"):
         export(tmp_path / "memory", tmp_path / "out")
 
 
@@ -339,7 +339,7 @@ for path in sys.argv[1:]:
 """
 
 
-def test_the_code_of_every_architecture_stands_alone(tmp_path):
+def test_exported_code_of_every_architecture_is_self_contained(tmp_path):
     """Built from the same seed it gives the same logits, with the names of the same weights."""
     answers, paths = [], []
     x = torch.linspace(0, 1, 784 * 3).view(1, 3, 28, 28)
@@ -381,6 +381,6 @@ def test_the_command(run, tmp_path):
     assert json.loads(done.stdout) == {"directory": str(tmp_path / "out"), "files": FILES}
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == f"error: {tmp_path / 'out'} exists already: --to names a new directory\n"
+    assert done.stderr == f"error: {tmp_path / 'out'} exists already: give a new directory as --to\n"
     done = CliRunner().invoke(app, ["export", str(run), "--to", str(tmp_path / "other one")])
     assert f"classwise evaluate --model 'hf:{tmp_path / 'other one'}'" in done.stdout

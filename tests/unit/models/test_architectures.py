@@ -61,7 +61,7 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_gives_one_logit_a_class(name, model):
+def test_returns_one_logit_per_class(name, model):
     logits = model(images(name))
     assert logits.shape == (2, 10)
     assert logits.dtype == torch.float32
@@ -85,7 +85,7 @@ def test_gradient_reaches_every_image(name, model):
 
 
 @torch.no_grad()
-def test_evaluation_is_deterministic_and_example_by_example(name, model):
+def test_evaluation_is_deterministic_and_independent_of_the_batch(name, model):
     x = images(name, 3)
     logits = model(x)
     assert torch.equal(model(x), logits)
@@ -104,7 +104,7 @@ def test_state_dict_round_trip(name, model):
 
 
 @torch.no_grad()
-def test_normalize_is_what_one_would_do_by_hand(name, model):
+def test_normalize_equals_manual_normalization(name, model):
     x = images(name)
     which = {1: "mnist", 3: "cifar10"}[x.shape[1]]
     mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in NORMALIZATIONS[which])
@@ -127,7 +127,7 @@ def test_factories_share_their_settings(name):
 
 
 @pytest.mark.parametrize("setting", ["num_classes=0", "in_channels=-1", "normalize=svhn", "num_clases=10"])
-def test_impossible_settings_are_one_line(name, setting):
+def test_invalid_settings_raise_one_line_errors(name, setting):
     with pytest.raises(InputError, match=setting.split("=")[0]) as caught:
         spec.build("model", MODELS, f"{name}:{setting}")
     assert "\n" not in str(caught.value)
@@ -281,7 +281,7 @@ def mixed(module: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("kind", "more"), [(PreActBlock, ()), (WideBlock, (0.3,))])
-def test_a_preactivation_block_is_its_input_where_its_branch_is_zero(kind, more):
+def test_preactivation_block_with_zero_branch_is_the_identity(kind, more):
     block = mixed(kind(8, 8, 1, *more))
     block.conv2.weight.zero_()
     x = torch.randn(2, 8, 4, 4)
@@ -289,7 +289,7 @@ def test_a_preactivation_block_is_its_input_where_its_branch_is_zero(kind, more)
 
 
 @torch.no_grad()
-def test_a_preactivation_shortcut_sees_the_activated_input():
+def test_preactivation_shortcut_uses_the_activated_input():
     x = torch.randn(2, 8, 4, 4)
     narrow, wide = mixed(PreActBlock(8, 16, 2)), mixed(WideBlock(8, 16, 2, 0.0))
     for block, shortcut in ((narrow, narrow.shortcut), (wide, wide.convShortcut)):
@@ -299,7 +299,7 @@ def test_a_preactivation_shortcut_sees_the_activated_input():
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [BasicBlock, Bottleneck])
-def test_a_residual_block_is_its_rectified_shortcut_where_its_branch_is_zero(kind):
+def test_residual_block_with_zero_branch_is_its_rectified_shortcut(kind):
     x = torch.randn(2, 8, 4, 4)
     block = mixed(kind(8, 4, 2))
     last = block.bn3 if kind is Bottleneck else block.bn2
@@ -316,7 +316,7 @@ def test_a_residual_block_is_its_rectified_shortcut_where_its_branch_is_zero(kin
 
 
 @torch.no_grad()
-def test_pooling_is_that_of_the_originals_on_cifar_images():
+def test_pooling_equals_the_originals_on_cifar_images():
     x = torch.rand(1, 3, 32, 32)
     resnet = mixed(ResNet(BasicBlock, (1, 1, 1, 1)))
     out = F.relu(resnet.bn1(resnet.conv1(x)))
@@ -339,19 +339,19 @@ def test_pooling_is_that_of_the_originals_on_cifar_images():
 
 
 @pytest.mark.parametrize("size", [8, 20, 64])
-def test_residual_networks_take_other_image_sizes(size):
+def test_residual_networks_accept_other_image_sizes(size):
     x = torch.rand(1, 3, size, size)
     for model in (ResNet(BasicBlock, (1, 1, 1, 1)), WideResNet(depth=10, width=1)):
         assert model.eval()(x).shape == (1, 10)
 
 
 @pytest.mark.parametrize("depth", [4, 11, 33])
-def test_wide_resnet_refuses_a_depth_it_cannot_have(depth):
+def test_wide_resnet_refuses_invalid_depths(depth):
     with pytest.raises(InputError, match=rf"depth={depth}; expected 6n \+ 4"):
         WideResNet(depth=depth, width=1)
 
 
-def test_wide_resnet_starts_as_the_original_does():
+def test_wide_resnet_initialization():
     torch.manual_seed(0)
     model = WideResNet(depth=10, width=4)
     weight = model.block3.layer[0].conv1.weight
@@ -360,7 +360,7 @@ def test_wide_resnet_starts_as_the_original_does():
     assert model.bn1.weight.eq(1).all()
 
 
-def test_dropout_works_in_training_only():
+def test_dropout_applies_in_training_only():
     x = torch.rand(2, 3, 16, 16)
     model = make("wide-resnet", "dropout=0.5")
     with torch.no_grad():
@@ -372,7 +372,7 @@ def test_dropout_works_in_training_only():
         assert torch.equal(plain(hidden), plain(hidden))
 
 
-def test_small_cnn_starts_with_equal_logits_and_drops_in_training():
+def test_small_cnn_starts_with_equal_logits_and_has_dropout():
     model = SmallCNN()
     x = torch.rand(2, 1, 28, 28)
     assert model.eval()(x).eq(0).all()
@@ -404,7 +404,7 @@ def test_normalized_wraps_any_module():
     ("mean", "std"),
     [((), ()), ((0.5,), (0.5, 0.5)), ((0.5,), (0.0,)), ((0.5,), (-1.0,)), ((math.nan,), (1.0,))],
 )
-def test_normalize_refuses_impossible_numbers(mean, std):
+def test_normalize_refuses_invalid_numbers(mean, std):
     with pytest.raises(InputError, match="expected"):
         Normalize(mean, std)
 

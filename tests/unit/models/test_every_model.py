@@ -66,7 +66,7 @@ def settled(model: nn.Module, x: Tensor) -> nn.Module:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("channels", "classes"), [(1, 2), (3, 200)])
-def test_images_of_the_usual_sizes_and_few_or_many_classes(given, channels, classes):
+def test_common_image_sizes_and_few_or_many_classes(given, channels, classes):
     model = build(given, in_channels=channels, num_classes=classes).eval()
     for size in (28, 32, 64):
         logits = model(images(given, 1, size, channels))
@@ -86,7 +86,7 @@ def test_gradient_reaches_every_parameter_and_the_images(given, model):
 
 
 @torch.no_grad()
-def test_weights_survive_a_file(given, model, tmp_path):
+def test_weights_round_trip_through_a_file(given, model, tmp_path):
     path = tmp_path / "weights.safetensors"
     save_file(model.state_dict(), path)
     asked = Spec.parse(given)
@@ -97,7 +97,7 @@ def test_weights_survive_a_file(given, model, tmp_path):
 
 
 @torch.no_grad()
-def test_hypersphere_head_gives_cosines(given):
+def test_hypersphere_head_returns_scaled_cosines(given):
     model = build(given, head="hypersphere", num_classes=7).eval()
     head = [*model.modules()][-1]
     assert isinstance(head, HypersphereHead)
@@ -127,7 +127,7 @@ def test_twin_agrees_and_follows(given, model):
     assert (got - before).abs().max() > 1e-2 * float(before.std())
 
 
-def test_a_pair_of_batches_is_two_passes(given, model):
+def test_paired_batches_equal_two_passes(given, model):
     """In training mode and double precision: logits, gradients and statistics."""
     model = copy.deepcopy(model).double().train()
     alone, together = copy.deepcopy(model), paired_view(model)

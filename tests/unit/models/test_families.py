@@ -50,7 +50,7 @@ DENSE_STEM = conv(3, 64, 49) - conv(3, 64, 9, norm=False)
         ("vit:patch=16,image_size=224,num_classes=1000,dim=768,heads=12", 0, 86_567_656),
     ],
 )
-def test_counts_of_torchvision(given, instead, published):
+def test_parameter_counts_of_torchvision(given, instead, published):
     """Its documentation gives them for ImageNet; ``instead`` is what its heads and stems have more than ours."""
     assert count(given) + instead == published
 
@@ -68,11 +68,11 @@ def test_counts_of_torchvision(given, instead, published):
         ("mobilenet-v2", 2_296_922),
     ],
 )
-def test_counts_noted_beside_public_code(given, published):
+def test_parameter_counts_of_public_code(given, published):
     assert count(given) == published
 
 
-def test_wide_resnet_by_either_way_of_counting_layers():
+def test_wide_resnet_accepts_both_ways_of_counting_layers():
     """The WRN-32-10 of Madry et al. has the five blocks a stage of WRN-34-10, and no layer more or less."""
     assert count("wide-resnet:depth=32") == count("wide-resnet:depth=34") == 46_160_474
     assert count("wide-resnet:depth=26,width=1") == count("wide-resnet:depth=28,width=1")
@@ -185,7 +185,7 @@ def test_vit_by_arithmetic(dim, depth, heads, patch):
         ("resnet50:stem=imagenet", {32: 1, 64: 2, 224: 7}),
     ],
 )
-def test_the_map_before_the_head(given, maps):
+def test_size_of_the_map_before_the_head(given, maps):
     """Height and width of what is averaged: no early reduction, and on ImageNet sizes that of the papers."""
     with torch.device("meta"):
         model = spec.build("model", MODELS, given).eval()
@@ -203,7 +203,7 @@ def test_the_map_before_the_head(given, maps):
 
 
 @torch.no_grad()
-def test_lenet_sees_digits_in_the_middle_of_a_field():
+def test_lenet_pads_small_images():
     torch.manual_seed(0)
     model, x = LeNet(), torch.rand(3, 1, 28, 28)
     assert torch.equal(model(x), model(F.pad(x, (2, 2, 2, 2))))
@@ -218,7 +218,7 @@ def test_lenet_sees_digits_in_the_middle_of_a_field():
 
 
 @torch.no_grad()
-def test_a_dense_layer_keeps_its_input_and_a_transition_halves():
+def test_dense_layer_keeps_its_input_and_transition_halves_size():
     torch.manual_seed(0)
     x = torch.randn(2, 8, 4, 4)
     out = DenseLayer(8).eval()(x)
@@ -231,14 +231,14 @@ def test_a_dense_layer_keeps_its_input_and_a_transition_halves():
 
 
 @torch.no_grad()
-def test_branches_are_stacked_in_their_order():
+def test_branches_are_concatenated_in_order():
     branches = Branches({"b1": nn.Identity(), "b2": nn.ReLU(), "b3": nn.MaxPool2d(3, 1, 1)})
     x = torch.randn(2, 3, 4, 4)
     assert torch.equal(branches(x), torch.cat([x, x.relu(), F.max_pool2d(x, 3, 1, 1)], 1))
 
 
 @torch.no_grad()
-def test_an_inverted_residual_is_its_shortcut_where_its_branch_is_zero():
+def test_inverted_residual_with_zero_branch_is_its_shortcut():
     x = torch.randn(2, 8, 4, 4)
     same, changed, strided = (
         InvertedResidual(8, planes, 6, stride).eval() for planes, stride in ((8, 1), (4, 1), (8, 2))
@@ -252,7 +252,7 @@ def test_an_inverted_residual_is_its_shortcut_where_its_branch_is_zero():
 
 
 @torch.no_grad()
-def test_a_transformer_block_is_that_of_torch():
+def test_transformer_block_equals_torch():
     torch.manual_seed(0)
     mine = Block(24, 3)
     for parameter in mine.parameters():
@@ -282,7 +282,7 @@ def shuffled(x: Tensor, patch: int, order: Tensor) -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [32, 24])
-def test_only_positions_tell_a_transformer_the_order_of_patches(size):
+def test_transformer_is_permutation_invariant_without_positions(size):
     torch.manual_seed(0)
     model = ViT(dim=48, depth=2, heads=3).double().eval()
     for parameter in model.parameters():
@@ -315,12 +315,12 @@ def test_positions_are_interpolated_in_two_dimensions():
         ("image_size=30", "image_size=30; expected a multiple of patch=4"),
     ],
 )
-def test_vit_refuses_what_does_not_divide(settings, said):
+def test_vit_refuses_indivisible_settings(settings, said):
     with pytest.raises(InputError, match=said):
         spec.build("model", MODELS, f"vit:{settings}")
 
 
-def test_vit_refuses_images_that_are_no_whole_patches():
+def test_vit_refuses_images_of_incomplete_patches():
     with pytest.raises(InputError, match="images of 30x32 pixels; expected multiples of patch=4"):
         ViT(dim=12, depth=1)(torch.rand(1, 3, 30, 32))
 
@@ -329,7 +329,7 @@ def test_vit_refuses_images_that_are_no_whole_patches():
 @pytest.mark.parametrize(
     "make", [lambda: VGG((2, 2, 4, 4, 4)), GoogLeNet, InceptionV3, lambda: DenseNet((6, 12, 24, 16)), MobileNetV2]
 )
-def test_convolutions_start_as_he_et_al_say(make):
+def test_he_initialization_of_convolutions(make):
     torch.manual_seed(0)
     model = make()
     for name, module in model.named_modules():
@@ -404,7 +404,7 @@ def test_convolutions_start_as_he_et_al_say(make):
         ),
     ],
 )
-def test_names_that_checkpoints_rely_on(given, shapes):
+def test_state_dict_names_of_checkpoints(given, shapes):
     with torch.device("meta"):
         state = spec.build("model", MODELS, given).state_dict()
     assert {name: tuple(state[name].shape) for name in shapes} == shapes

@@ -111,7 +111,7 @@ OTHER: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_biases_are_added_to_those_of_the_last_layer(name: str) -> None:
+def test_biases_are_added_to_the_last_layer(name: str) -> None:
     make, layer = PLAIN[name]
     model, x = seeded(make).eval(), images()
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -144,7 +144,7 @@ def test_other_models_are_wrapped(name: str) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: DigitsCNN(num_classes=K), OTHER["hypersphere head"]])
-def test_the_copy_shares_nothing_with_the_original(make: Callable[[], nn.Module]) -> None:
+def test_copy_shares_no_tensors_with_the_original(make: Callable[[], nn.Module]) -> None:
     model, x = seeded(make).train(), images()
     before = logits(model, x)
     model.train()
@@ -177,7 +177,7 @@ def test_any_biases(biases: list[float], scale: float, hypersphere: bool) -> Non
 
 
 @pytest.mark.parametrize("name", ["digits-cnn", "hypersphere head"])
-def test_biases_twice(name: str) -> None:
+def test_biases_accumulate(name: str) -> None:
     model, x = seeded(PLAIN[name][0] if name in PLAIN else OTHER[name]).eval(), images()
     once, first = with_biases(model, BIASES, x)
     twice, second = with_biases(once, BIASES, x)
@@ -210,7 +210,7 @@ def test_the_last_layer() -> None:
     assert isinstance(head_of(seeded(OTHER["hypersphere head"]), x)[1], HypersphereHead)
 
 
-def test_no_hook_is_left_behind() -> None:
+def test_hooks_are_removed() -> None:
     model = seeded(lambda: DigitsCNN(num_classes=K))
     with_biases(model, BIASES, images())
     head = plain_head(model, images())
@@ -220,7 +220,7 @@ def test_no_hook_is_left_behind() -> None:
 
 
 @pytest.mark.parametrize("name", ["hypersphere head", "temperature", "convolution"])
-def test_methods_that_need_a_plain_head_get_one_line(name: str) -> None:
+def test_missing_plain_head_is_a_one_line_error(name: str) -> None:
     with pytest.raises(InputError) as caught:
         plain_head(seeded(OTHER[name]), images())
     assert "\n" not in str(caught.value)

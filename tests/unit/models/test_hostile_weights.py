@@ -57,20 +57,20 @@ def archive(path: Path, change: dict[str, bytes] | None = None, *, replaced: byt
             target.writestr(name, content)
 
 
-def test_an_archive_written_again_is_still_read(tmp_path):
+def test_rewritten_archive_is_read(tmp_path):
     archive(tmp_path / "weights.pt")
     load_model("digits-cnn", weights=tmp_path / "weights.pt")
 
 
 @pytest.mark.parametrize("name", ["../../escaped", "/etc/escaped", "archive/../../escaped", "..\\escaped"])
-def test_entries_that_climb_out(tmp_path, name):
+def test_entries_outside_of_the_archive_are_refused(tmp_path, name):
     archive(tmp_path / "weights.pt", {name: b"x"})
     with pytest.raises(InputError, match="is outside of the archive"):
         load_model("digits-cnn", weights=tmp_path / "weights.pt")
     assert not list(tmp_path.parent.rglob("escaped"))
 
 
-def test_entries_that_overlap(tmp_path):
+def test_overlapping_entries_are_refused(tmp_path):
     """Many entries of the directory that all mean the same bytes."""
     path = tmp_path / "weights.pt"
     with zipfile.ZipFile(path, "w") as target:
@@ -158,7 +158,7 @@ GREEDY = {
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of the memory is read as Linux has it")
-def test_greedy_files_are_refused_cheaply(tmp_path):
+def test_hostile_files_are_refused_without_using_memory(tmp_path):
     """By a process whose memory and time are watched."""
     for name, (make, _) in GREEDY.items():
         make(tmp_path / name)
@@ -186,7 +186,7 @@ nested = st.recursive(
 
 
 @given(nested, st.integers(0, pickle.HIGHEST_PROTOCOL))
-def test_honest_pickles_do_not_unfold(value, protocol):
+def test_normal_pickles_are_accepted(value, protocol):
     """Whatever Python pickles is read to its last byte, and shared parts of it are no harm."""
     stream = io.BytesIO(pickle.dumps([value, value, (value, value)], protocol) + b"more")
     check_unfolding(Path("honest.pt"), stream)
@@ -194,7 +194,7 @@ def test_honest_pickles_do_not_unfold(value, protocol):
 
 
 @pytest.mark.parametrize(("depth", "refused"), [(22, False), (23, True), (200, True)])
-def test_what_unfolds_is_counted(depth, refused):
+def test_expansion_of_pickles_is_counted(depth, refused):
     """2 ** 22 tuples with their halves are 8 million values, of 10 million allowed."""
     try:
         check_unfolding(Path("doubled.pt"), io.BytesIO(doubled(depth)))
@@ -225,7 +225,7 @@ class Hostile:
     ],
     ids=["system", "eval", "Popen", "loads", "hub"],
 )
-def test_the_refusal_names_what_would_have_run(tmp_path, wanted, named):
+def test_error_names_the_function_that_would_run(tmp_path, wanted, named):
     torch.save({"state_dict": Hostile(*wanted)}, tmp_path / "weights.pt")
     with pytest.raises(InputError, match=f"is refused: reading it would run .*{named}"):
         load_model("digits-cnn", weights=tmp_path / "weights.pt")
@@ -246,7 +246,7 @@ def script(tmp_path: Path) -> tuple[Path, nn.Module]:
     return path, network
 
 
-def test_a_program_runs_only_where_it_is_trusted(script):
+def test_torchscript_requires_trust(script):
     path, network = script
     with pytest.raises(InputError, match="add --trust if you trust its author"):
         load_model(f"torchscript:{path}")
@@ -262,14 +262,14 @@ def test_a_program_runs_only_where_it_is_trusted(script):
     assert report["fgsm"] == cw.evaluate(network, data, **asked)["fgsm"]
 
 
-def test_a_program_is_not_weights(script):
+def test_torchscript_is_not_accepted_as_weights(script):
     with pytest.raises(InputError, match=r"is a TorchScript program, not weights: .* with --trust"):
         load_model("digits-cnn", weights=script[0])
     with pytest.raises(InputError, match=r"is a TorchScript program, not weights"):
         load_model("digits-cnn", weights=script[0], trust=True)
 
 
-def test_weights_are_not_a_program(tmp_path):
+def test_weights_are_not_accepted_as_torchscript(tmp_path):
     torch.save(DigitsCNN().state_dict(), tmp_path / "weights.pt")
     (tmp_path / "text.pt").write_text("no archive")
     for name in ("weights.pt", "text.pt"):

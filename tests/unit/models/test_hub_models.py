@@ -65,7 +65,7 @@ class Seen(nn.Module):
         return x.flatten(1)
 
 
-def test_a_folder_answers_as_its_own_processor_and_model_do(saved):
+def test_folder_gives_the_logits_of_transformers(saved):
     model = load_model(f"hf:{saved}", num_classes=4)
     assert not model.training
     processor = transformers.AutoImageProcessor.from_pretrained(saved)
@@ -91,7 +91,7 @@ def test_a_folder_answers_as_its_own_processor_and_model_do(saved):
         ("ConvNextImageProcessor", {"size": {"shortest_edge": 384}}),
     ],
 )
-def test_the_processor_in_the_model_is_the_processor(kind, settings, shape):
+def test_preprocessing_equals_the_image_processor(kind, settings, shape):
     """Up to Pillow's rounding to 8 bits, half a level after each of the two directions.
 
     The second direction may stretch what the first has rounded by the sum of its absolute weights: 1 where they are
@@ -108,14 +108,14 @@ def test_the_processor_in_the_model_is_the_processor(kind, settings, shape):
     assert float(wanted.std()) > 3 * level  # the tolerance is small beside what is compared
 
 
-def test_a_gradient_comes_back_through_the_preparation(saved):
+def test_gradient_passes_through_preprocessing(saved):
     x = torch.rand(2, 3, 40, 40, requires_grad=True)
     load_model(f"hf:{saved}")(x).sum().backward()
     assert x.grad is not None
     assert bool((x.grad != 0).any())
 
 
-def test_a_folder_that_does_not_fit_the_data(saved):
+def test_folder_with_another_number_of_classes(saved):
     with pytest.raises(InputError, match="has 4 classes, but the data has 10"):
         load_model(f"hf:{saved}", num_classes=10)
     with pytest.raises(InputError, match="includes its weights"):
@@ -137,7 +137,7 @@ def test_a_folder_that_does_not_fit_the_data(saved):
         ("preprocessor_config.json", {"image_std": [0.0, 0.1, 0.1]}, "positive standard deviations"),
     ],
 )
-def test_folders_that_are_wrong(copy, file, changes, said):
+def test_invalid_folders(copy, file, changes, said):
     change(copy / file, **changes)
     with pytest.raises(InputError) as caught:
         load_model(f"hf:{copy}")
@@ -162,7 +162,7 @@ def test_folders_that_are_wrong(copy, file, changes, said):
     ],
     ids=str,
 )
-def test_configurations_that_ask_for_too_much(copy, kind, changes, said):
+def test_oversized_configurations_are_refused(copy, kind, changes, said):
     content = {} if kind != "vit" else json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**content, "model_type": kind, **changes}))
     began = time.monotonic()
@@ -173,7 +173,7 @@ def test_configurations_that_ask_for_too_much(copy, kind, changes, said):
     assert "\n" not in str(caught.value)
 
 
-def test_the_bound_is_off_again_after_a_refusal(copy, saved):
+def test_size_limit_ends_with_its_context(copy, saved):
     change(copy / "config.json", num_hidden_layers=1_000_000)
     with pytest.raises(InputError, match="far larger model"):
         load_model(f"hf:{copy}")
@@ -182,13 +182,13 @@ def test_the_bound_is_off_again_after_a_refusal(copy, saved):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000, '"text"', "{}", '{"a": ' + "1" * 5000 + "}"])
-def test_configurations_that_are_none(copy, content):
+def test_files_that_are_not_configurations(copy, content):
     (copy / "config.json").write_text(content)
     with pytest.raises(InputError):
         load_model(f"hf:{copy}")
 
 
-def test_nothing_of_a_repository_is_run(copy):
+def test_code_of_a_repository_is_not_executed(copy):
     trace = copy / "trace"
     (copy / "evil.py").write_text(f"open({str(trace)!r}, 'w')\n")
     change(
@@ -213,7 +213,7 @@ def test_pickled_weights_are_not_read(copy):
         load_model(f"hf:{copy}")
 
 
-def test_the_cache_of_the_hub_serves_without_a_network(saved, tmp_path):
+def test_hub_cache_works_offline(saved, tmp_path):
     cache = tmp_path / "models--org--tiny"
     shutil.copytree(saved, cache / "snapshots" / COMMIT)
     (cache / "refs").mkdir()
@@ -239,18 +239,18 @@ def test_the_cache_of_the_hub_serves_without_a_network(saved, tmp_path):
 
 
 @pytest.mark.parametrize(("size", "mode"), [((0, 8), "bilinear"), (5000, "bilinear"), (8, "hamming")])
-def test_sizes_and_ways_that_cannot_be(size, mode):
+def test_invalid_sizes_and_filters(size, mode):
     with pytest.raises(InputError):
         Resize(size, mode)
 
 
-def test_resized_images_stay_images():
+def test_resized_images_stay_in_range():
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (1, 3, 8, 8))).float()
     resized = Resize((13, 13), "bicubic")(x)
     assert float(resized.min()) == 0
     assert float(resized.max()) == 1
 
 
-def test_a_crop_that_is_larger_than_the_image():
+def test_crop_larger_than_the_image():
     with pytest.raises(InputError, match="too small for a crop"):
         Resize((8, 8), crop=(9, 8))(torch.rand(1, 3, 4, 4))

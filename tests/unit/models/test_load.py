@@ -64,16 +64,16 @@ def test_architecture_with_weights(weights, state):
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_weights_may_be_text(weights, state):
+def test_weights_can_be_a_string(weights, state):
     assert same(load_model("digits-cnn", weights=str(weights)), state)
 
 
-def test_architecture_without_weights_must_be_asked_for():
+def test_architecture_without_weights_requires_permission():
     assert "without weights" in complaint(load_model, "digits-cnn:num_classes=3")
     assert isinstance(load_model("digits-cnn", allow_untrained=True), DigitsCNN)
 
 
-def test_sizes_of_the_data_reach_the_architecture():
+def test_architecture_takes_sizes_from_the_data():
     model = load_model("digits-cnn", num_classes=4, in_channels=2, allow_untrained=True)
     assert model(torch.rand(1, 2, 8, 8)).shape == (1, 4)
     assert "num_classes=5, but the data has 4" in complaint(
@@ -107,11 +107,11 @@ def test_sizes_of_the_data_reach_the_architecture():
         ("no_such_zoo:make", "importing no_such_zoo failed"),
     ],
 )
-def test_specs_that_name_nothing(spec, said):
+def test_invalid_specs(spec, said):
     assert said in complaint(load_model, spec, allow_untrained=True)
 
 
-def test_a_model_that_is_too_large_for_the_machine(monkeypatch):
+def test_model_too_large_for_memory(monkeypatch):
     def too_large(*, num_classes: int = 10) -> nn.Module:
         return nn.Linear(1 << 58, num_classes)
 
@@ -119,7 +119,7 @@ def test_a_model_that_is_too_large_for_the_machine(monkeypatch):
     assert "model 'too-large' cannot be built: " in complaint(load_model, "too-large", allow_untrained=True)
 
 
-def test_factory_of_the_user(tmp_path, weights, state):
+def test_user_factory(tmp_path, weights, state):
     path = tmp_path / "zoo.py"
     path.write_text(
         "import torch\nfrom classwise.models import DigitsCNN\n"
@@ -167,7 +167,7 @@ def test_run_directory(run):
     assert same(load_model(str(run), weights=run / "checkpoints" / "last.safetensors"), last)
 
 
-def test_run_directory_that_does_not_fit(run):
+def test_run_directory_does_not_fit_the_data(run):
     assert "trained with num_classes=3, but the data has 10" in complaint(load_model, str(run), num_classes=10)
     assert "trained with in_channels=1, but the data has 3" in complaint(load_model, str(run), in_channels=3)
     assert "did you mean 'last'" in complaint(load_model, f"{run}@lst")
@@ -200,7 +200,7 @@ def test_run_directory_that_does_not_fit(run):
         ),
     ],
 )
-def test_run_directory_with_a_wrong_run_json(run, text, said):
+def test_run_directory_with_invalid_run_json(run, text, said):
     if text is None:
         (run / "run.json").unlink()
     else:
@@ -241,12 +241,12 @@ def test_unwraps_what_training_scripts_save(tmp_path, state, wrap):
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "0.", "1.", "module._orig_mod.model."])
-def test_takes_prefixes_off(tmp_path, state, prefix):
+def test_removes_prefixes(tmp_path, state, prefix):
     save_file({prefix + name: value for name, value in state.items()}, tmp_path / "weights.safetensors")
     assert same(load_model("digits-cnn", weights=tmp_path / "weights.safetensors"), state)
 
 
-def test_prefixes_stay_where_the_model_has_them(tmp_path):
+def test_keeps_prefixes_of_the_model(tmp_path):
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
     other = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
@@ -272,7 +272,7 @@ def test_casts_floats_to_the_type_of_the_model(tmp_path, state, dtype):
     assert model.conv1.weight.dtype == torch.float32
 
 
-def test_unused_block_of_trades_and_counters(tmp_path):
+def test_ignores_unused_block_of_trades_and_counters(tmp_path):
     model = WideResNet(depth=10, width=1)
     state = model.state_dict()
     extra = {name.replace("block1.", "sub_block1."): v for name, v in state.items() if name.startswith("block1.")}
@@ -289,7 +289,7 @@ def test_unused_block_of_trades_and_counters(tmp_path):
     assert same(load_model("wide-resnet:depth=10,width=1", weights=tmp_path / "more.pt"), state)
 
 
-def test_a_models_own_sub_block_is_not_dead_weight(tmp_path):
+def test_sub_block_of_the_model_is_loaded(tmp_path):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -318,21 +318,21 @@ def mnist(names: tuple[str, str], shape: tuple[int, ...] = (1,)) -> dict[str, to
         ("module.model.", mnist(("module.normalizer.new_mean", "module.normalizer.new_std"))),
     ],
 )
-def test_a_normalizing_model_takes_any_file_that_agrees(tmp_path, state, prefix, own):
+def test_normalized_model_accepts_files_with_equal_normalization(tmp_path, state, prefix, own):
     save_file({**{prefix + k: v for k, v in state.items()}, **own}, tmp_path / "weights.safetensors")
     model = load_model("digits-cnn:normalize=mnist", weights=tmp_path / "weights.safetensors")
     assert same(model.model, state)
     assert same(model.normalize, normalized(nn.Identity(), *NORMALIZATIONS["mnist"]).normalize.state_dict())
 
 
-def test_normalization_survives_float16(tmp_path):
+def test_normalization_in_float16(tmp_path):
     model = normalized(DigitsCNN(in_channels=3), *NORMALIZATIONS["cifar10"])
     save_file({k: v.half() for k, v in model.state_dict().items()}, tmp_path / "weights.safetensors")
     loaded = load_model("digits-cnn:in_channels=3,normalize=cifar10", weights=tmp_path / "weights.safetensors")
     assert torch.equal(loaded.normalize.mean, model.normalize.mean)
 
 
-def test_normalization_of_the_file_must_be_the_models(tmp_path, state):
+def test_normalization_of_the_file_must_equal_the_models(tmp_path, state):
     path = tmp_path / "weights.safetensors"
     inner = {f"1.{name}": value for name, value in state.items()}
     save_file({**inner, **mnist(("0.mean", "0.std"))}, path)
@@ -353,7 +353,7 @@ def test_normalization_of_the_file_must_be_the_models(tmp_path, state):
     assert same(load_model("digits-cnn", weights=path), state)
 
 
-def test_a_model_with_means_of_its_own_gets_them_from_the_file(tmp_path):
+def test_model_with_own_means_loads_them(tmp_path):
     class Model(nn.Module):
         def __init__(self, value):
             super().__init__()
@@ -368,7 +368,7 @@ def test_a_model_with_means_of_its_own_gets_them_from_the_file(tmp_path):
 # -- what does not fit ------------------------------------------------------------------------------------
 
 
-def test_names_that_do_not_fit(tmp_path, state):
+def test_mismatched_names(tmp_path, state):
     path = tmp_path / "weights.safetensors"
     save_file({**state, **{f"extra{i}": torch.zeros(1) for i in range(5)}}, path)
     said = complaint(load_model, "digits-cnn", weights=path)
@@ -384,7 +384,7 @@ def test_names_that_do_not_fit(tmp_path, state):
     assert "1 not in the model" in said
 
 
-def test_the_other_preact_variant_is_named(tmp_path):
+def test_other_preact_variant_does_not_load(tmp_path):
     save_file(PreActResNet((2, 2, 2, 2), final_bn=False).state_dict(), tmp_path / "weights.safetensors")
     said = complaint(load_model, "preact-resnet18", weights=tmp_path / "weights.safetensors")
     assert "4 missing: 'bn.weight', 'bn.bias', 'bn.running_mean', ..." in said
@@ -392,7 +392,7 @@ def test_the_other_preact_variant_is_named(tmp_path):
     assert model.bn is None
 
 
-def test_shapes_that_do_not_fit(weights):
+def test_mismatched_shapes(weights):
     said = complaint(load_model, "digits-cnn:num_classes=100", weights=weights)
     assert "'linear.weight' has shape (10, 256); the model has (100, 256)" in said
     assert "the file has 10 classes, the model has 100 (num_classes=10)" in said
@@ -401,7 +401,7 @@ def test_shapes_that_do_not_fit(weights):
     assert "classes" not in said
 
 
-def test_types_that_do_not_fit(tmp_path, state):
+def test_mismatched_types(tmp_path, state):
     path = tmp_path / "weights.safetensors"
     save_file({**state, "conv1.bias": torch.zeros(16, dtype=torch.int64)}, path)
     assert "'conv1.bias' is torch.int64; the model has torch.float32" in complaint(
@@ -412,7 +412,7 @@ def test_types_that_do_not_fit(tmp_path, state):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
-def test_weights_that_are_not_finite(tmp_path, state, value):
+def test_nonfinite_weights_are_refused(tmp_path, state, value):
     bias = torch.full((16,), value, dtype=torch.float64)
     save_file({**state, "conv1.bias": bias}, tmp_path / "weights.safetensors")
     assert "'conv1.bias' contains values that are not finite" in complaint(
@@ -420,7 +420,7 @@ def test_weights_that_are_not_finite(tmp_path, state, value):
     )
 
 
-def test_an_error_leaves_the_model_as_it_was(tmp_path, state):
+def test_error_leaves_the_model_unchanged(tmp_path, state):
     model = DigitsCNN()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     save_file({**state, "linear.bias": torch.full((10,), float("nan"))}, tmp_path / "weights.safetensors")
@@ -431,7 +431,7 @@ def test_an_error_leaves_the_model_as_it_was(tmp_path, state):
 # -- files that are damaged, or worse ---------------------------------------------------------------------
 
 
-def test_files_that_are_not_there_or_not_ours(tmp_path):
+def test_missing_files_and_unknown_suffixes(tmp_path):
     assert "no such file" in complaint(read_weights, tmp_path / "gone.pt")
     (tmp_path / "folder.pt").mkdir()
     assert "no such file" in complaint(read_weights, tmp_path / "folder.pt")
@@ -479,7 +479,7 @@ class Hostile:
         return os.mkdir, (str(self.path),)
 
 
-def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path, state):
+def test_pickle_with_code_is_refused(tmp_path, state):
     trace, path = tmp_path / "trace", tmp_path / "weights.pt"
     for legacy in (False, True):
         torch.save({"state_dict": state, "x": Hostile(trace)}, path, _use_new_zipfile_serialization=not legacy)
@@ -494,7 +494,7 @@ def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path, state):
     assert trace.exists()
 
 
-def test_a_whole_module_is_refused(tmp_path):
+def test_pickled_module_is_refused(tmp_path):
     torch.save(DigitsCNN(), tmp_path / "weights.pt")
     said = complaint(load_model, "digits-cnn", weights=tmp_path / "weights.pt")
     assert "would run classwise.models.small.DigitsCNN: save only the state dict" in said
@@ -538,13 +538,13 @@ def entry(dtype: str = "F32", shape: tuple[int, ...] = (1,), offsets: tuple[int,
     }.items(),
     ids=lambda item: item[0],
 )
-def test_a_lying_header_is_one_line(tmp_path, content):
+def test_inconsistent_headers_raise_one_line_errors(tmp_path, content):
     path = tmp_path / "weights.safetensors"
     path.write_bytes(content[1])
     assert str(path) in complaint(load_model, "digits-cnn", weights=path)
 
 
-def test_a_header_that_lies_about_one_tensor(tmp_path, state):
+def test_inconsistent_header_of_one_tensor(tmp_path, state):
     """All names are there; one tensor has a type or a shape that cannot be copied."""
     path = tmp_path / "weights.safetensors"
     for dtype, shape in (("F8_E4M3", (16,)), ("F8_E8M0", (16,)), ("F4", (16,)), ("F32", (1,) * 500)):
@@ -575,7 +575,7 @@ def test_truncated_files(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".tar"])
-def test_flipped_bytes_never_raise_anything_else(tmp_path, suffix):
+def test_flipped_bytes_raise_only_input_errors(tmp_path, suffix):
     path = tmp_path / f"weights{suffix}"
     state = nn.Linear(4, 4).state_dict()
     if suffix == ".safetensors":
@@ -601,7 +601,7 @@ def test_flipped_bytes_never_raise_anything_else(tmp_path, suffix):
 # -- digests ----------------------------------------------------------------------------------------------
 
 
-def test_digest_tells_models_apart(state):
+def test_digest_distinguishes_models(state):
     def digits(**changes: torch.Tensor) -> nn.Module:
         model = DigitsCNN()
         model.load_state_dict({**state, **changes})
@@ -630,7 +630,7 @@ def test_digest_tells_models_apart(state):
     assert digest_model(WideResNet(depth=10, width=1)) != digests[0]  # with 0-dimensional integer counters
 
 
-def test_digest_tells_apart_what_has_the_same_bytes():
+def test_digest_depends_on_names_and_types():
     def holding(name: str, value: torch.Tensor) -> nn.Module:
         model = nn.Identity()
         model.register_buffer(name, value)

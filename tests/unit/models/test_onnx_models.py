@@ -58,7 +58,7 @@ def data(tmp_path: Path):
 
 
 @pytest.mark.parametrize("shape", [["batch", 1, 4, 4], [None, 1, 4, 4], [7, 1, 4, 4], [1, 1, 4, 4]], ids=str)
-def test_answers_as_the_network_it_was_made_of(tmp_path, shape):
+def test_logits_equal_those_of_the_network(tmp_path, shape):
     linear = write(tmp_path / "model.onnx", shape)
     model = load_model(f"onnx:{tmp_path / 'model.onnx'}")
     x = torch.rand(10, 1, 4, 4)
@@ -68,7 +68,7 @@ def test_answers_as_the_network_it_was_made_of(tmp_path, shape):
     assert has_gradients(linear)
 
 
-def test_black_box_attacks_break_what_they_break_in_torch(data):
+def test_black_box_attacks_break_the_same_images_as_in_torch(data):
     """The verdicts are those of the same network in torch, example by example."""
     spec, linear, images = data
     asked = {"attacks": ["square:queries=200", "nes:iterations=5,population=10"], "eps": 0.1, "engine": "eager"}
@@ -84,20 +84,20 @@ def test_black_box_attacks_break_what_they_break_in_torch(data):
 
 
 @pytest.mark.parametrize("attack", ["pgd", "autoattack", "fast", "temperature-pgd", "fab"])
-def test_attacks_with_gradients_are_refused_at_once(data, attack, tmp_path):
+def test_attacks_with_gradients_are_refused(data, attack, tmp_path):
     spec, _, images = data
     with pytest.raises(InputError, match=r"has no gradients, which .* needs: use nattack, nes, spsa, square, transfer"):
         cw.evaluate(spec, images, attacks=["square", attack], eps=0.1, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_gradient_that_is_asked_for_all_the_same(data):
+def test_backward_raises_an_error(data):
     spec, _, (x, y) = data
     with pytest.raises(InputError, match="has no gradients"):
         cw.attacks.PGD(eps=0.1)(load_model(spec), x, y)
 
 
-def test_two_files_are_two_models(tmp_path, data):
+def test_files_have_different_fingerprints(tmp_path, data):
     from classwise.models.weights import digest_model
 
     write(tmp_path / "other.onnx", [5, 1, 4, 4])
@@ -106,7 +106,7 @@ def test_two_files_are_two_models(tmp_path, data):
     assert marks[0] == marks[1] != marks[2]
 
 
-def test_the_command_says_it_in_one_line(data, tmp_path):
+def test_command_prints_a_one_line_error(data, tmp_path):
     factory = tmp_path / "images.py"
     factory.write_text("import torch\ndef make():\n    return torch.rand(6, 1, 4, 4), torch.arange(6) % 3\n")
     words = ["evaluate", "--model", data[0], "--data", f"{factory}:make", "--out", str(tmp_path / "out")]
@@ -117,7 +117,7 @@ def test_the_command_says_it_in_one_line(data, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"\x08\x09" * 1000, bytes(100)], ids=repr)
-def test_files_that_are_no_model(tmp_path, content):
+def test_invalid_onnx_files(tmp_path, content):
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     with pytest.raises(InputError, match="is not an ONNX model that onnxruntime can run") as caught:
@@ -125,13 +125,13 @@ def test_files_that_are_no_model(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
-def test_inputs_that_are_no_images(tmp_path):
+def test_inputs_other_than_images(tmp_path):
     write(tmp_path / "model.onnx", ["batch", 16])
     with pytest.raises(InputError, match="expected one batch of images"):
         load_model(f"onnx:{tmp_path / 'model.onnx'}")
 
 
-def test_weights_outside_of_the_folder_of_the_file_are_refused(tmp_path):
+def test_external_weights_outside_the_folder_are_refused(tmp_path):
     (tmp_path / "secret").write_bytes(bytes(4 * FEATURES * CLASSES))
     (tmp_path / "inner").mkdir()
     for place in ("../secret", str(tmp_path / "secret")):

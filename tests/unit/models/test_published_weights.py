@@ -48,7 +48,7 @@ def prefixed(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Ten
         ),
     ],
 )
-def test_one_line_says_what_was_taken_off(tmp_path, network, notes, wrap, said):
+def test_one_line_reports_what_was_removed(tmp_path, network, notes, wrap, said):
     path = tmp_path / "weights.pt"
     torch.save(wrap(network.state_dict()), path)
     model = load_model("digits-cnn", weights=path, in_channels=3)
@@ -72,7 +72,7 @@ def test_one_line_says_what_was_taken_off(tmp_path, network, notes, wrap, said):
         (("0.mean", "0.std"), (1, 3, 1, 1), "1."),
     ],
 )
-def test_the_normalization_of_a_file_goes_into_the_model(tmp_path, network, notes, names, shape, prefix):
+def test_normalization_of_a_file_is_added_to_the_model(tmp_path, network, notes, names, shape, prefix):
     path = tmp_path / "weights.pt"
     own = {name: torch.tensor(values).view(shape) for name, values in zip(names, (MEAN, STD), strict=True)}
     torch.save({"state_dict": {**prefixed(network.state_dict(), prefix), **own}}, path)
@@ -86,7 +86,7 @@ def test_the_normalization_of_a_file_goes_into_the_model(tmp_path, network, note
         load_model("digits-cnn:normalize=cifar10", weights=path, in_channels=3)
 
 
-def test_a_normalization_that_does_nothing_is_none(tmp_path, network, notes):
+def test_identity_normalization_is_ignored(tmp_path, network, notes):
     own = {"mu": torch.zeros(3), "sigma": torch.ones(3)}
     save_file({**network.state_dict(), **own}, tmp_path / "weights.safetensors")
     assert isinstance(load_model("digits-cnn", weights=tmp_path / "weights.safetensors", in_channels=3), DigitsCNN)
@@ -105,14 +105,14 @@ def test_a_normalization_that_does_nothing_is_none(tmp_path, network, notes):
         ({"mu": torch.rand(3)}, "has another normalization, 'mu'"),
     ],
 )
-def test_normalizations_that_cannot_be(tmp_path, network, own, said):
+def test_invalid_normalizations(tmp_path, network, own, said):
     save_file({**network.state_dict(), **own}, tmp_path / "weights.safetensors")
     with pytest.raises(InputError) as caught:
         load_model("digits-cnn", weights=tmp_path / "weights.safetensors", in_channels=3)
     assert said in str(caught.value)
 
 
-def test_a_copy_that_is_all_there_is_stays(tmp_path, network):
+def test_only_copy_is_not_ignored(tmp_path, network):
     save_file(prefixed(network.state_dict(), "attacker."), tmp_path / "weights.safetensors")
     with pytest.raises(InputError, match="does not fit the model"):
         load_model("digits-cnn", weights=tmp_path / "weights.safetensors", in_channels=3)

@@ -18,7 +18,7 @@ from classwise.models.timm_torchvision import published_weights
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def test_a_package_that_is_not_there_is_named(monkeypatch):
+def test_missing_package_is_named(monkeypatch):
     for spec, extra in (("timm:resnet18", "timm"), ("torchvision:resnet18", "torchvision")):
         for module in [name for name in sys.modules if name.partition(".")[0] == extra]:
             monkeypatch.delitem(sys.modules, module)
@@ -61,7 +61,7 @@ class TestTimm:
         save_file(network.state_dict(), tmp_path / "model.safetensors")
         return tmp_path / "model.safetensors", network
 
-    def test_answers_as_timm_does_behind_its_normalization(self, file):
+    def test_logits_equal_those_of_timm(self, file):
         path, network = file
         mean, std = (torch.tensor(network.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
         x = torch.rand(2, 3, 32, 32)
@@ -74,7 +74,7 @@ class TestTimm:
             resized = torch.nn.functional.interpolate(x, (48, 48), mode="bilinear")
             assert torch.allclose(larger(x), network(resized), atol=1e-5)
 
-    def test_of_other_channels_nothing_is_known(self, timm):
+    def test_other_channels_have_no_normalization(self, timm):
         model = build_model("timm:resnet10t", num_classes=4, in_channels=1)
         assert model.normalize.mean.tolist() == [[[0.0]]]
         assert model(torch.rand(2, 1, 32, 32)).shape == (2, 4)
@@ -82,11 +82,11 @@ class TestTimm:
             build_model("timm:resnet10t,normalize=cifar10", num_classes=4, in_channels=1)
 
     @pytest.mark.parametrize("name", ["resnet10", "hf-hub", "resnet10t.nobody", "../resnet10t", ""])
-    def test_names_that_timm_does_not_have(self, timm, name):
+    def test_names_unknown_to_timm(self, timm, name):
         with pytest.raises(InputError):
             build_model(f"timm:{name}")
 
-    def test_the_published_weights_come_from_the_cache_of_the_hub(self, timm, tmp_path):
+    def test_published_weights_come_from_the_hub_cache(self, timm, tmp_path):
         torch.manual_seed(6)
         network = timm.create_model("resnet10t.c3_in1k", pretrained=False).eval()
         folder = tmp_path / "models--timm--resnet10t.c3_in1k"
@@ -114,7 +114,7 @@ class TestTorchvision:
         reason = "needs the extra torchvision, in a version that goes with the installed torch"
         return pytest.importorskip("torchvision.models", reason=reason, exc_type=(ImportError, RuntimeError))
 
-    def test_answers_as_torchvision_does_behind_its_normalization(self, models, tmp_path):
+    def test_logits_equal_those_of_torchvision(self, models, tmp_path):
         if not hasattr(models, "get_model"):
             pytest.skip("this torchvision has no get_model")
         torch.manual_seed(5)
