@@ -92,7 +92,7 @@ class ClassAccuracy:
 
     def values(self, biases: Vector) -> Vector:
         """(K,) accuracy of each class; NaN for a class without examples."""
-        return self._mean(self.kept(biases))
+        return by_class(self.kept(biases), self.label, self.num_classes)
 
     def slopes(self, biases: Vector) -> tuple[Vector, Matrix]:
         """(K,) smooth accuracies and (K, K) their derivatives: row c holds those of A_c by every bias.
@@ -104,11 +104,13 @@ class ClassAccuracy:
         scaled = effective / self.width
         density = np.exp(-0.5 * scaled**2) / (self.width * math.sqrt(2 * math.pi)) / self.counts[self.label]
         exchange = np.bincount(self.label * size + nearest, density, size * size).reshape(size, size)
-        return self._mean(ndtr(scaled)), np.diag(exchange.sum(axis=1)) - exchange
+        return by_class(ndtr(scaled), self.label, size), np.diag(exchange.sum(axis=1)) - exchange
 
-    def _mean(self, values: Vector) -> Vector:
-        with np.errstate(invalid="ignore"):
-            return np.asarray(np.bincount(self.label, values, self.num_classes) / self.counts)
+
+def by_class(kept: Vector, label: Ints, num_classes: int) -> Vector:
+    """(K,) the mean of each class; NaN for a class without examples."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.bincount(label, kept, num_classes) / np.bincount(label, minlength=num_classes))
 
 
 def tenth_of(num_classes: int) -> int:

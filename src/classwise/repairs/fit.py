@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from classwise.core.errors import InputError, unknown
 from classwise.metrics.counts import Ints
-from classwise.repairs.accuracy import ClassAccuracy, Matrix, Vector, tenth_of
+from classwise.repairs.accuracy import ClassAccuracy, Matrix, Vector, by_class, tenth_of
 from classwise.repairs.frontier import WEIGHTS, Objective, best, frontier
 from classwise.storage.margins import Margins
 
@@ -237,13 +237,6 @@ def assigned(label: Ints, folds: int, seed: int) -> Ints:
         rows = np.flatnonzero(label == one)
         found[np.random.default_rng([seed, int(one)]).permutation(rows)] = np.arange(len(rows)) % folds
     return found
-
-
-def by_class(kept: Matrix | Vector, label: Ints, num_classes: int) -> Vector:
-    """(K,) the mean of each class; NaN for a class without examples."""
-    counts = np.bincount(label, minlength=num_classes)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.bincount(label, kept, num_classes) / counts)
 
 
 def _check_examples(margins: Margins) -> None:

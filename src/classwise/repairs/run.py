@@ -96,7 +96,7 @@ def run_repair(
 ) -> Repair:
     """Repair a model, save it and evaluate it on the test images."""
     choice = _choice(case, method)
-    asked = {
+    recorded = {
         "method": name,
         "settings": settings_text(method),
         "choice": choice,
@@ -108,9 +108,9 @@ def run_repair(
     }
     if directory is not None:
         index = digest(np.ascontiguousarray(fitting.index).data.cast("B"))
-        identity = [asked, digest_model(original.model), fitting.images.digest(), index]
+        identity = [recorded, digest_model(original.model), fitting.images.digest(), index]
         fingerprint = digest_json([identity, versions()["classwise"], versions()["torch"]])
-        directory.claim("repair", fingerprint, {"asked": asked}, resume=resume)
+        directory.claim("repair", fingerprint, {"asked": recorded}, resume=resume)
     repaired = method(case)
     report = _report(original, fitting, case, name, method, choice, repaired)
     if directory is not None:

@@ -417,6 +417,10 @@ def test_adaptive_evaluation_attacks_contenders(run: Path, tmp_path: Path) -> No
     saved = cw.load_report(tmp_path / "out")
     assert saved == report
     assert saved.verdicts == verdicts
+    resumed = cw.evaluate(run, "digits", **settings, until_worst_ci=13, out=tmp_path / "out", resume=True)
+    assert resumed.allocation == found
+    assert resumed.results == report.results
+    assert resumed.verdicts == verdicts
 
 
 def test_unreachable_goal_uses_all_examples_of_contenders(run: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from classwise.core.errors import InputError
-from classwise.repairs.accuracy import ClassAccuracy
-from classwise.repairs.fit import FOLDS, LEAST, RULES, Summary, assigned, by_class, fit
+from classwise.repairs.accuracy import ClassAccuracy, by_class
+from classwise.repairs.fit import FOLDS, LEAST, RULES, Summary, assigned, fit
 from classwise.repairs.frontier import WEIGHTS, Objective, best
 from classwise.storage.margins import Margins
 
