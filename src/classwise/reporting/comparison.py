@@ -139,11 +139,7 @@ def _changes(key: str, report: ClassReport, baseline: ClassReport) -> tuple[Chan
     before, after = theirs.survived(key), ours.survived(key)
     gained, lost = int((~before & after).sum()), int((before & ~after).sum())
     overall = Change(
-        points=_points(gained, lost, len(ours)),
-        gained=gained,
-        lost=lost,
-        n=len(ours),
-        p_value=mcnemar(gained, lost),
+        points=_points(gained, lost, len(ours)), gained=gained, lost=lost, n=len(ours), p_value=mcnemar(gained, lost)
     )
     classes = report.dataset.classes
     return overall, [

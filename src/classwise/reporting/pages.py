@@ -33,12 +33,7 @@ def answers_page(title: str, eyebrow: str, answers: Mapping[str, Findings]) -> s
         title=title,
         eyebrow=eyebrow,
         answers=[
-            {
-                "name": name,
-                "sentences": answer.sentences(),
-                "tables": answer.tables(),
-                "figures": answer.figures(),
-            }
+            {"name": name, "sentences": answer.sentences(), "tables": answer.tables(), "figures": answer.figures()}
             for name, answer in answers.items()
         ],
     )

@@ -12,13 +12,7 @@ import numpy as np
 from pydantic import Field, PrivateAttr
 
 from classwise.core.errors import unknown
-from classwise.metrics import (
-    class_variance,
-    confusion_matrix,
-    correct_by_class,
-    max_class_difference,
-    worst_class,
-)
+from classwise.metrics import class_variance, confusion_matrix, correct_by_class, max_class_difference, worst_class
 from classwise.metrics.counts import Ints
 from classwise.reporting.allocation import AllocationInfo
 from classwise.reporting.corruptions import CorruptionInfo, Corruptions
@@ -79,9 +73,7 @@ class Result(Part):
                 high=percent(found.high),
                 n=int(n[found.label]),
                 corrected=Corrected(
-                    value=percent(found.corrected),
-                    low=percent(found.corrected_low),
-                    high=percent(found.corrected_high),
+                    value=percent(found.corrected), low=percent(found.corrected_low), high=percent(found.corrected_high)
                 ),
             )
         return cls(
