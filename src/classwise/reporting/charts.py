@@ -97,16 +97,10 @@ def class_bars(report: ReportData, key: str) -> Figure:
     chosen = select([part.value for part in result.by_class])
     labels = chosen.labels
     lowest = marked([part.value for part in result.by_class], result.worst)
+    worst = frozenset(place for place, label in enumerate(labels) if label in lowest)
     results = [(NATURAL, natural, COLORS["natural"]), (key, result, COLORS["attack"])]
     series = [
-        Series(
-            name=name,
-            y=[one.by_class[label].value for label in labels],
-            low=[one.by_class[label].low for label in labels],
-            high=[one.by_class[label].high for label in labels],
-            colour=color,
-            worst=frozenset(place for place, label in enumerate(labels) if label in lowest),
-        )
+        Series.of(name, [one.by_class[label] for label in labels], colour=color, worst=worst)
         for name, one, color in results[key == NATURAL :]
     ]
     overall = result.overall.value
@@ -135,11 +129,9 @@ def model_bars(rows: Sequence[Row], classes: Sequence[str]) -> Figure:
     chosen = select(means, keep=[row.worst.label for row in rows if row.worst])
     labels = chosen.labels
     series = [
-        Series(
-            name=row.model,
-            y=[row.by_class[label].value for label in labels],
-            low=[row.by_class[label].low for label in labels],
-            high=[row.by_class[label].high for label in labels],
+        Series.of(
+            row.model,
+            [row.by_class[label] for label in labels],
             colour=color,
             worst=frozenset(place for place, label in enumerate(labels) if label in marked(row.shares, row.worst)),
         )
@@ -172,15 +164,13 @@ def average_and_worst(rows: Sequence[Row]) -> Figure | None:
         alt=f"Average accuracy and accuracy of the worst class, with 95% intervals: {told}",
         plot=Points(
             data=[
-                Series(
-                    name=row.model,
+                Series.of(
+                    row.model,
+                    [worst],
                     text=[row.model],
                     x=[row.overall.value],
                     x_low=[row.overall.low],
                     x_high=[row.overall.high],
-                    y=[worst.value],
-                    low=[worst.low],
-                    high=[worst.high],
                     colour=MODEL_COLORS[place] if place < len(MODEL_COLORS) else COLORS["muted"],
                 )
                 for place, row, worst in known

@@ -1,6 +1,6 @@
-"""The outcome of checks for other programs: cells of a table, annotations of GitHub, and JUnit's XML.
+"""Checks as table rows, GitHub annotations and JUnit XML.
 
-Names in a check come from outside. Each format gets them as one line without control and direction characters.
+Names are written as one line without control and direction characters.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from classwise.reporting.gate import Check
 
 COLUMNS = ["what", "measured [95%]", "wanted", "verdict"]
 _NO_XML = re.compile("[\ufffe\uffff]")
-"""What XML 1.0 forbids beyond control characters and surrogates."""
+"""Characters that XML 1.0 forbids in addition to control characters and surrogates."""
 
 
 def summary(checks: Sequence[Check]) -> str:
-    """How many hold, in words."""
+    """Return how many checks passed or failed."""
     failed = sum(not check.passed for check in checks)
     return f"{failed} of {len(checks)} checks failed" if failed else f"all {len(checks)} checks passed"
 
 
 def rows(checks: Sequence[Check]) -> list[list[str]]:
-    """The cells of a table, one row a check, under ``COLUMNS``."""
+    """Return a table row per check, under ``COLUMNS``."""
     return [
         [plain(check.what), plain(check.measured), check.wanted, "ok" if check.passed else "FAILED"] for check in checks
     ]
 
 
 def workflow_commands(checks: Sequence[Check]) -> list[str]:
-    """Workflow commands of GitHub Actions: an error for each failed check, then a notice that counts them."""
+    """Return workflow commands of GitHub Actions: an error per failed check, then a summary."""
     failed = [
         f"::error title={_property(f'classwise: {plain(check.what)}')}::{_data(plain(check.text))}"
         for check in checks
@@ -41,7 +41,7 @@ def workflow_commands(checks: Sequence[Check]) -> list[str]:
 
 
 def junit(checks: Sequence[Check]) -> str:
-    """A JUnit report: one test case a check, under the name of what was measured."""
+    """Return a JUnit report with a test case per check."""
     counts = {"tests": str(len(checks)), "failures": str(sum(not check.passed for check in checks))}
     suites = ElementTree.Element("testsuites", counts)
     suite = ElementTree.SubElement(suites, "testsuite", {"name": "classwise check", **counts, "errors": "0"})
@@ -60,7 +60,7 @@ def _xml(text: str) -> str:
 
 
 def _data(text: str) -> str:
-    """The message of a workflow command, escaped as the runner undoes it.
+    """Escape the message of a workflow command.
 
     >>> _data("5% done")
     '5%25 done'
@@ -69,7 +69,7 @@ def _data(text: str) -> str:
 
 
 def _property(text: str) -> str:
-    """A value in the head of a workflow command, where two more signs have a meaning.
+    """Escape a property of a workflow command, in which two more characters are special.
 
     >>> _property("pgd: a, b")
     'pgd%3A a%2C b'

@@ -33,9 +33,9 @@ class Comparison(ComparisonData):
     def table(self, key: str | None = None, *, format: str) -> str: ...
 
     def table(self, key: str | None = None, *, format: str | None = None) -> list[dict[str, Any]] | str:
-        """One plain row per model under the strongest result, or the one named, ready for pandas.
+        """Return a row per model for pandas, of the strongest result or of ``key``.
 
-        With a format as text, markdown, latex or csv: of every result, or the one named.
+        With a format (markdown, latex or csv) as text, of every result or of ``key``.
         """
         if format is not None:
             return text.render(self, format, key)
@@ -53,7 +53,7 @@ class Comparison(ComparisonData):
         ]
 
     def to_html(self, path: str | Path) -> None:
-        """Write the page: one file that needs nothing else."""
+        """Write the page, one file without external resources."""
         write_text(Path(path), comparison_page(self))
 
     def _repr_html_(self) -> str:
@@ -67,7 +67,7 @@ def compare(*reports: ClassReport | str | Path, names: Sequence[str] | None = No
     loaded = [report if isinstance(report, ClassReport) else load_report(report) for report in reports]
     labels = list(names) if names is not None else _names(reports, loaded)
     if len(labels) != len(loaded):
-        raise InputError(f"{len(loaded)} reports need as many names, got {len(labels)}")
+        raise InputError(f"expected {len(loaded)} names, one per report, got {len(labels)}")
     baseline = loaded[0]
     for label, report in zip(labels[1:], loaded[1:], strict=True):
         _same("data", label, _dataset(baseline), _dataset(report))
@@ -78,9 +78,11 @@ def compare(*reports: ClassReport | str | Path, names: Sequence[str] | None = No
         for key in set(keys) & set(baseline.attacks) & set(report.attacks):
             _same(f"attack {key}", label, _settings(baseline)[key], _settings(report)[key])
         if WORST_CASE in keys and _settings(report) != _settings(baseline):
-            keys.remove(WORST_CASE)  # over other attacks it means something else
+            keys.remove(WORST_CASE)  # over different attacks it is not comparable
     if keys == [NATURAL] and all(report.attacks for report in loaded):
-        raise InputError(f"cannot compare {', '.join(labels)}: they have no attack in common")
+        raise InputError(
+            f"cannot compare {', '.join(labels)}: they have no attack in common; evaluate all with the same attack"
+        )
     paired = [_paired(baseline, report) for report in loaded]
     return Comparison(
         dataset=baseline.dataset,
@@ -137,11 +139,7 @@ def _changes(key: str, report: ClassReport, baseline: ClassReport) -> tuple[Chan
     before, after = theirs.survived(key), ours.survived(key)
     gained, lost = int((~before & after).sum()), int((before & ~after).sum())
     overall = Change(
-        points=_points(gained, lost, len(ours)),
-        gained=gained,
-        lost=lost,
-        n=len(ours),
-        p_value=mcnemar(gained, lost),
+        points=_points(gained, lost, len(ours)), gained=gained, lost=lost, n=len(ours), p_value=mcnemar(gained, lost)
     )
     classes = report.dataset.classes
     return overall, [
@@ -174,12 +172,12 @@ def _paired(one: ClassReport, other: ClassReport) -> bool:
     for report in (one, other):
         assert report.verdicts is not None
         if set(report.results) - {WORST_CASE} - set(report.verdicts.keys):
-            return False  # a table of another evaluation lies beside this report
+            return False  # the table is of another evaluation
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _names(reports: Sequence[object], loaded: Sequence[ClassReport]) -> list[str]:
-    """The directory's name, else the model's; numbered from the second of a name on."""
+    """Return unique names: of the directory, else of the model, with a number if repeated."""
     names: list[str] = []
     for given, report in zip(reports, loaded, strict=True):
         if isinstance(given, ClassReport):
@@ -197,7 +195,7 @@ def _names(reports: Sequence[object], loaded: Sequence[ClassReport]) -> list[str
 
 def _same(what: str, label: str, first: str, second: str) -> None:
     if first != second:
-        raise InputError(f"cannot compare {label!r} with the baseline: {what} {second} there, {first} in the baseline")
+        raise InputError(f"cannot compare {label!r} with the baseline: {what}: {second}, baseline: {first}")
 
 
 def _settings(report: ClassReport) -> dict[str, str]:

@@ -44,12 +44,7 @@ def estimate(correct: float, n: int) -> dict[str, Any]:
     if n == 0:
         return {"value": None, "low": None, "high": None, "n": 0}
     low, high = wilson(correct, n)
-    return {
-        "value": percent(correct / n),
-        "low": percent(float(low)),
-        "high": percent(float(high)),
-        "n": n,
-    }
+    return {"value": percent(correct / n), "low": percent(float(low)), "high": percent(float(high)), "n": n}
 
 
 def share(part: Interval, unit: str = "") -> str:

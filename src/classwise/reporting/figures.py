@@ -12,7 +12,7 @@ import base64
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from PIL import Image
 
 from classwise.core.errors import InputError, unknown
 from classwise.reporting import plotting
+from classwise.reporting.estimates import Interval
 from classwise.reporting.formatting import interval, number
 from classwise.reporting.plotting import COLORS, LETTER, add_box, extent, new, note, short
 from classwise.storage.files import atomic
@@ -74,6 +75,12 @@ class Series:
     worst: frozenset[int] = frozenset()
     """Places of the values to highlight."""
 
+    @classmethod
+    def of(cls, name: str, parts: Sequence[Interval], **options: Any) -> Series:
+        """Return the values of some parts with their intervals."""
+        values, low, high = ([getattr(part, field) for part in parts] for field in ("value", "low", "high"))
+        return cls(name=name, y=values, low=low, high=high, **options)
+
     @property
     def places(self) -> list[Any]:
         """The positions."""
@@ -101,8 +108,8 @@ class Plot:
         raise NotImplementedError
 
     def titles(self) -> Mapping[str, str]:
-        """Tooltips by the id of what they belong to."""
-        return {}
+        """Tooltips by the id of what they belong to; by default of each series."""
+        return {f"line--{place}": one.name for place, one in enumerate(self.data)}
 
     def alternatives(self) -> Mapping[str, str]:
         """Other texts for the texts of some ids; a page can switch between the two."""
@@ -240,14 +247,8 @@ class Bars(Plot):
         above = size * (0.8 + 1.7 * _legend_rows(legend, width, size) + (1.6 if self.line else 0))
         below = size * 3.8
         beside = size * LETTER * ((5 if narrow else 15) if self.values else 2)
-        drawing, axes = new(
-            width,
-            total * high + above + below,
-            left=extent(self.names, size, letters) + size,
-            right=beside,
-            top=above,
-            bottom=below,
-        )
+        margins = (extent(self.names, size, letters) + size, beside, above, below)
+        drawing, axes = new(width, total * high + above + below, margins)
         rows, handles = self._rows(), []
         starts = np.zeros(len(self.names))
         for number_, one in enumerate(self.data):
@@ -323,14 +324,11 @@ class Lines(Plot):
     """Curves, with a band between ``low`` and ``high``."""
 
     zero: bool = False
-    marks: Mapping[str, float] = field(default_factory=dict)
+    marks: Mapping[str, float] | None = None
     """Named places on the x axis."""
     names: Sequence[str] | None = None
     """Names of the positions 0, 1, 2, ..."""
     height: float = 340
-
-    def titles(self) -> Mapping[str, str]:
-        return {f"line--{place}": one.name for place, one in enumerate(self.data)}
 
     def draw(self, width: float, size: float) -> Drawing:
         legend = [one.name for one in self.data] if len(self.data) > 1 else []
@@ -339,24 +337,15 @@ class Lines(Plot):
         slanted = bool(names) and extent(names, size) * len(names) > width
         below = size * 3.8 + (0.75 * extent(names, size, LONGEST) if slanted else 0)
         tall = self.height * size / plotting.PAGE_SIZE
-        drawing, axes = new(width, tall + above + below, left=size * 4.6, right=size * 1.6, top=above, bottom=below)
+        drawing, axes = new(width, tall + above + below, (size * 4.6, size * 1.6, above, below))
         handles = []
         for place, one in enumerate(self.data):
             at, color = one.places, _color(one, place)
             if one.low is not None and one.high is not None:
                 axes.fill_between(at, _floats(one.low), _floats(one.high), color=color, alpha=0.15, linewidth=0)
-            (line,) = axes.plot(
-                at,
-                _floats(one.y),
-                color=color,
-                linestyle=_STYLES[one.dash],
-                linewidth=0.15 * size,
-                marker="o" if len(at) <= 40 else None,
-                markersize=0.32 * size,
-                label=_label(one.name),
-                gid=f"line--{place}",
-            )
-            handles.append(line)
+            marker = "o" if len(at) <= 40 else None
+            look: Any = {"linestyle": _STYLES[one.dash], "marker": marker, "markersize": 0.32 * size}
+            handles.append(_plot(axes, at, one.y, one, place, **look))
         plotting.round_ticks(axes)
         if self.zero:
             axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
@@ -368,11 +357,10 @@ class Lines(Plot):
             axes.set_xlim(-0.5, len(names) - 0.5)
         elif places and all(isinstance(where, int) for where in places) and max(places) - min(places) < 12:
             axes.set_xticks(range(min(places), max(places) + 1))  # nothing lies between whole numbers
-        for name, where in self.marks.items():
+        for name, where in (self.marks or {}).items():
             axes.axvline(where, color=COLORS["muted"], linewidth=0.09 * size, linestyle=":")
             note(axes, name, (where, 1), (0, 0.8 * size), axes.get_xaxis_transform(), ha="center")
-        axes.set_xlabel(self.x)
-        axes.set_ylabel(self.y)
+        axes.set(xlabel=self.x, ylabel=self.y)
         self.legend(drawing, handles, size)
         return drawing
 
@@ -388,39 +376,27 @@ class Points(Plot):
     height: float = 380
     legended: bool = True
 
-    def titles(self) -> Mapping[str, str]:
-        return {f"points--{place}": one.name for place, one in enumerate(self.data)}
-
     def draw(self, width: float, size: float) -> Drawing:
         names = list(dict.fromkeys(one.name for one in self.data))
         legend = names if self.legended and 1 < len(names) <= READABLE else []
         above = size * (1.2 + 1.7 * _legend_rows(legend, width, size))
         left, right, below = size * 4.6, size * 1.6, size * 3.8
         tall = self.height * size / plotting.PAGE_SIZE
-        drawing, axes = new(width, tall + above + below, left=left, right=right, top=above, bottom=below)
+        drawing, axes = new(width, tall + above + below, (left, right, above, below))
         total = sum(len(one.y) for one in self.data)
         diameter = size * (0.64 if total <= 200 else 0.48 if total <= 2000 else 0.32)
         handles: dict[str, Any] = {}
         for place, one in enumerate(self.data):
             color, x, y = _color(one, place), _floats(one.places), _floats(one.y)
-            open_ = one.symbol.endswith("-open")
             soft: Any = {"color": color, "linewidth": 0.11 * size}
             if one.low is not None and one.high is not None:
                 axes.vlines(x, _floats(one.low), _floats(one.high), **soft)
             if one.x_low is not None and one.x_high is not None:
                 axes.hlines(y, _floats(one.x_low), _floats(one.x_high), **soft)
-            (drawn,) = axes.plot(
-                x,
-                y,
-                linestyle="-" if one.name in self.joined else "",
-                color=color,
-                marker=_MARKERS[one.symbol.removesuffix("-open")],
-                markersize=diameter,
-                markerfacecolor="none" if open_ else color,
-                label=_label(one.name),
-                linewidth=0.12 * size,
-                gid=f"points--{place}",
-            )
+            marker = {"marker": _MARKERS[one.symbol.removesuffix("-open")], "markersize": diameter}
+            fill = "none" if one.symbol.endswith("-open") else color
+            line = "-" if one.name in self.joined else ""
+            drawn = _plot(axes, x, y, one, place, linestyle=line, markerfacecolor=fill, **marker)
             handles.setdefault(one.name, drawn)
         if len(self.front) > 1:
             ahead = np.array(self.front)
@@ -428,8 +404,7 @@ class Points(Plot):
             axes.plot(ahead[:, 0], ahead[:, 1], zorder=1, **dashed)
         axes.margins(0.08)
         plotting.round_ticks(axes)
-        axes.set_xlabel(self.x)
-        axes.set_ylabel(self.y)
+        axes.set(xlabel=self.x, ylabel=self.y)
         self._name(axes, (left, below, width - left - right, tall), size)
         if legend:
             self.legend(drawing, [handles[name] for name in legend], size)
@@ -552,7 +527,7 @@ class Heatmap(Plot):
         slanted = extent(self.columns, size, 16) > room - 0.4 * size
         above = size * 1.8 + (0.75 * extent(self.columns, size, 16) + size * 0.5 if slanted else size * 0.6)
         high = (size * 2.2 if few else min(room, size * 1.7)) * n
-        drawing, axes = new(width, high + above + 2.2 * size, left=left, right=size, top=above, bottom=2.2 * size)
+        drawing, axes = new(width, high + above + 2.2 * size, (left, size, above, 2.2 * size))
         axes.grid(False)
         axes.spines["left"].set_visible(False)
         if few:
@@ -604,29 +579,13 @@ class Heatmap(Plot):
                     continue
                 name, strength = self._shade(i, j, limits)
                 if strength > 0:
-                    add_box(
-                        axes,
-                        (j - 0.48, i - 0.47),
-                        0.96,
-                        0.94,
-                        COLORS[name],
-                        alpha=round(strength, 2),
-                        gid=f"cell--{i}-{j}",
-                    )
-                deep = strength > 0.6
-                color = f"on-{name}" if deep else "ink" if strength > 0 else "faint"
+                    corner = (j - 0.48, i - 0.47)
+                    add_box(axes, corner, 0.96, 0.94, COLORS[name], alpha=round(strength, 2), gid=f"cell--{i}-{j}")
+                color = COLORS[f"on-{name}" if strength > 0.6 else "ink" if strength > 0 else "faint"]
                 text = f"{value:.{self.digits}f}" if self.texts is None else self.texts[i][j]
-                axes.text(
-                    j,
-                    i,
-                    text,
-                    ha="center",
-                    va="center",
-                    color=COLORS[color],
-                    gid=f"text--{i}-{j}",
-                    fontsize=0.95 * size,
-                    fontweight="bold" if self.confusion and i == j else "normal",
-                )
+                weight = "bold" if self.confusion and i == j else "normal"
+                look: Any = {"ha": "center", "va": "center", "fontsize": 0.95 * size, "fontweight": weight}
+                axes.text(j, i, text, color=color, gid=f"text--{i}-{j}", **look)
 
     def _image(self, axes: Axes) -> None:
         from matplotlib.colors import to_rgba
@@ -651,35 +610,20 @@ class Radar(Plot):
 
     sizes: tuple[float, ...] = (NARROW, 600.0)
 
-    def titles(self) -> Mapping[str, str]:
-        return {f"line--{place}": one.name for place, one in enumerate(self.data)}
-
     def draw(self, width: float, size: float) -> Drawing:
         beside = min(extent(self.names, size, 14), 0.26 * width) + size
         above = size * (2.6 + 1.7 * _legend_rows([one.name for one in self.data], width, size))
         across = width - 2 * beside
-        drawing, axes_ = new(
-            width, across + above + 2.6 * size, left=beside, right=beside, top=above, bottom=2.6 * size, polar=True
-        )
-        axes: Any = axes_
+        margins = (beside, beside, above, 2.6 * size)
+        drawing, axes = new(width, across + above + 2.6 * size, margins, polar=True)
         angles = [2 * math.pi * place / len(self.names) for place in range(len(self.names) + 1)]
         axes.set_theta_zero_location("N")
         axes.set_theta_direction(-1)
         handles = []
         for place, one in enumerate(self.data):
-            color, values = _color(one, place), _floats([*one.y, *one.y[:1]])
-            (line,) = axes.plot(
-                angles,
-                values,
-                color=color,
-                linestyle=_STYLES[DASHES[place % len(DASHES)]],
-                linewidth=0.15 * size,
-                marker=_MARKERS[SYMBOLS[place % len(SYMBOLS)]],
-                markersize=0.4 * size,
-                label=_label(one.name),
-                gid=f"line--{place}",
-            )
-            handles.append(line)
+            marker = {"marker": _MARKERS[SYMBOLS[place % len(SYMBOLS)]], "markersize": 0.4 * size}
+            style = _STYLES[DASHES[place % len(DASHES)]]
+            handles.append(_plot(axes, angles, [*one.y, *one.y[:1]], one, place, linestyle=style, **marker))
         axes.spines["polar"].set_color(COLORS["line"])
         axes.set_xticks(angles[:-1], [""] * len(self.names))
         low, high = self.span or (0, 100)
@@ -687,15 +631,8 @@ class Radar(Plot):
         ticks = [tick for tick in axes.get_yticks() if low < tick <= high]
         axes.set_yticks(ticks, [""] * len(ticks))
         for tick in ticks:
-            axes.text(
-                math.pi / len(self.names),
-                tick,
-                f"{tick:g}{self.unit}",
-                color=COLORS["muted"],
-                fontsize=0.8 * size,
-                ha="center",
-                va="center",
-            )
+            at = (math.pi / len(self.names), tick)
+            note(axes, f"{tick:g}{self.unit}", at, (0, 0), fontsize=0.8 * size, ha="center")
         for angle, name in zip(angles, self.names, strict=False):
             dx, dy = math.sin(angle), math.cos(angle)
             side = "center" if abs(dx) < 0.15 else "left" if dx > 0 else "right"
@@ -705,36 +642,10 @@ class Radar(Plot):
         return drawing
 
 
-def heatmap(
-    values: Sequence[Values],
-    *,
-    title: str,
-    alt: str,
-    names: Sequence[str],
-    columns: Sequence[str] | None = None,
-    x: str,
-    y: str,
-    unit: str = "",
-    digits: int = 0,
-    span: tuple[float, float] | None = None,
-    groups: Sequence[int] = (),
-) -> Figure:
-    """Return a matrix in shades of blue, or around zero in orange and blue; lines divide it before ``groups``."""
-    return Figure(
-        title=title,
-        alt=alt,
-        plot=Heatmap(
-            z=values,
-            names=names,
-            columns=names if columns is None else columns,
-            x=x,
-            y=y,
-            unit=unit,
-            digits=digits,
-            span=span,
-            groups=groups,
-        ),
-    )
+def heatmap(values: Sequence[Values], *, title: str, alt: str, names: Sequence[str], **options: Any) -> Figure:
+    """Return a matrix in shades of blue, or around zero in orange and blue; options as of ``Heatmap``."""
+    options["columns"] = options.get("columns") or names
+    return Figure(title=title, alt=alt, plot=Heatmap(z=values, names=names, **options))
 
 
 def off_diagonal(matrix: Sequence[Sequence[float]] | NDArray[Any]) -> list[list[float | None]]:
@@ -760,24 +671,13 @@ def bars(
     stacked: bool = False,
 ) -> Figure:
     """Return bars from zero; ``x`` is what the names are, ``y`` the axis of the values."""
-    return Figure(
-        title=title, alt=alt, plot=Bars(names=names, data=series, x=x, y=y, mode="stacked" if stacked else "grouped")
-    )
+    mode = "stacked" if stacked else "grouped"
+    return Figure(title=title, alt=alt, plot=Bars(names=names, data=series, x=x, y=y, mode=mode))
 
 
-def lines(
-    series: Sequence[Series],
-    *,
-    title: str,
-    alt: str,
-    x: str,
-    y: str,
-    zero: bool = False,
-    marks: Mapping[str, float] | None = None,
-    names: Sequence[str] | None = None,
-) -> Figure:
-    """Return curves; ``marks`` are named places on the x axis, ``names`` its positions."""
-    return Figure(title=title, alt=alt, plot=Lines(data=series, x=x, y=y, zero=zero, marks=marks or {}, names=names))
+def lines(series: Sequence[Series], *, title: str, alt: str, x: str, y: str, **options: Any) -> Figure:
+    """Return curves; options as of ``Lines``."""
+    return Figure(title=title, alt=alt, plot=Lines(data=series, x=x, y=y, **options))
 
 
 def points(series: Sequence[Series], *, title: str, alt: str, x: str, y: str, joined: Sequence[str] = ()) -> Figure:
@@ -785,17 +685,9 @@ def points(series: Sequence[Series], *, title: str, alt: str, x: str, y: str, jo
     return Figure(title=title, alt=alt, plot=Points(data=series, x=x, y=y, joined=joined))
 
 
-def radar(
-    names: Sequence[str],
-    series: Sequence[Series],
-    *,
-    title: str,
-    alt: str,
-    unit: str = "",
-    span: tuple[float, float] | None = None,
-) -> Figure:
-    """Return a radar chart of several series, with a direction for every name."""
-    return Figure(title=title, alt=alt, plot=Radar(names=names, data=series, unit=unit, span=span))
+def radar(names: Sequence[str], series: Sequence[Series], *, title: str, alt: str, **options: Any) -> Figure:
+    """Return a radar chart of several series, with a direction for every name; options as of ``Radar``."""
+    return Figure(title=title, alt=alt, plot=Radar(names=names, data=series, **options))
 
 
 def gallery(cards: Sequence[Card], *, title: str, alt: str) -> Figure:
@@ -832,6 +724,13 @@ def _card(card: Card) -> Markup:
 def _width(png: str) -> int:
     with Image.open(io.BytesIO(base64.b64decode(png))) as image:
         return image.width
+
+
+def _plot(axes: Axes, x: Sequence[Any], y: Values, one: Series, place: int, **look: Any) -> Any:
+    """Draw a series as a line, markers or both."""
+    common: Any = {"color": _color(one, place), "linewidth": 0.15 * plotting.font_size(), "label": _label(one.name)}
+    (line,) = axes.plot(x, _floats(y), gid=f"line--{place}", **(common | look))
+    return line
 
 
 def _color(one: Series, place: int) -> str:

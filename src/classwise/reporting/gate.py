@@ -1,4 +1,4 @@
-"""Pass or fail: thresholds on a report, a paired test that no class got worse, and findings on its soundness."""
+"""Checks that pass or fail: limits on a report, paired tests against a baseline, and findings of trust checks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from classwise.reporting.sanity import SEVERITIES
 
 PERCENT = 100.0
 LARGEST_CV = 2500.0
-"""Half of the classes at 0 %, half at 100 %; in percent²."""
+"""The largest possible value: half of the classes at 0%, half at 100%; in percent²."""
 
 Bound = Literal["at least", "at most"]
 
 
 class Check(Part):
-    """One demand and whether it holds."""
+    """One requirement and whether it holds."""
 
     passed: bool
     what: str
@@ -34,13 +34,13 @@ class Check(Part):
     value: float | None = None
     low: float | None = None
     high: float | None = None
-    """What was measured and its 95 % interval, in percent (CV: percent²); of a paired test the change in points."""
+    """The measured value and its 95% interval in percent (CV: percent²); for a paired test the change in points."""
     p_value: float | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def text(self) -> str:
-        """All of it in a sentence."""
+        """The requirement with the measured value, as one line."""
         return f"{self.what}: {self.measured} (wanted: {self.wanted})"
 
 
@@ -55,15 +55,14 @@ def thresholds(
     max_cv: float | None = None,
     confident: bool = False,
 ) -> list[Check]:
-    """Measured values against limits, in percent (CV: percent²). A value that could not be measured fails.
+    """Check measured values against limits, in percent (CV: percent²). A value that was not measured fails.
 
-    ``min_class`` holds demands such as ``cat=30``, by name or label.
+    ``min_class`` holds limits such as ``cat=30``, by name or label.
 
-    ``confident``: the measured value has to keep the limit, and so has the end of its 95 % interval that is nearer to
-    it. A model then passes only where the data show that it is good enough, and never where it fails without. For a
-    named class and the average the interval is Wilson's. For the worst class it is that of the lowest true accuracy,
-    corrected for having picked the lowest; for MCD and CV see ``gap_interval`` and ``variance_interval``. Each limit
-    is decided by itself: a limit that is truly missed passes in about 2.5 % of cases.
+    ``confident`` requires the limit to hold for the measured value and for the end of its 95% interval closer to the
+    limit. The interval is Wilson's for a class and the average, selection-corrected for the worst class; for MCD and CV
+    see ``gap_interval`` and ``variance_interval``. Limits are checked one by one: a limit that does not hold for the
+    true value passes in about 2.5% of cases.
     """
     demands: list[tuple[_Measure, Bound, float | None, float]] = [
         (_worst, "at least", min_worst, PERCENT),
@@ -78,25 +77,27 @@ def thresholds(
             continue
         if not 0 <= limit <= largest:
             kind = "a percentage" if largest == PERCENT else "a variance in percent²"
-            raise InputError(f"a limit is {kind} from 0 to {largest:g}, got {limit}")
+            raise InputError(f"a limit must be {kind} from 0 to {largest:g}, got {limit}")
         checks.append(_judged(key, measure(report, key), sense, limit, confident))
     return checks
 
 
 def no_worse_than(comparison: ComparisonData, key: str, alpha: float) -> list[Check]:
-    """No class, nor the average, of the last model lies significantly below the baseline's.
+    """Check that no class, nor the average, of the last model is significantly worse than the baseline.
 
-    The exact McNemar test on the same examples, for the classes corrected by Holm. The tests are two-sided and only
-    losses count, so that two equally good models fail at the average in at most ``alpha / 2`` of cases, at any class
-    in at most ``alpha / 2``, and at all in at most ``alpha``.
+    Exact McNemar tests on the same examples, for the classes corrected by Holm. The tests are two-sided and only losses
+    count, so two equal models fail with a probability of at most ``alpha / 2`` for the average, ``alpha / 2`` for any
+    class, and ``alpha`` in total.
     """
     if not 0 < alpha < 1:
-        raise InputError(f"alpha must lie between 0 and 1, got {alpha}")
+        raise InputError(f"alpha must be between 0 and 1, got {alpha}")
     if not comparison.paired:
-        raise InputError("the two runs were not measured on the same examples: no paired test is possible")
+        raise InputError(
+            "the runs were not measured on the same examples, which a paired test needs: evaluate both on the same data"
+        )
     if key not in comparison.results:
         both = ", ".join(comparison.results)
-        raise InputError(f"the baseline has no {key!r} of the same attacks: choose with --attack among {both}")
+        raise InputError(f"the runs share no result {key!r} of the same attacks: choose one of {both} with --attack")
     row = comparison[key][-1]
     assert row.change is not None
     return [
@@ -113,13 +114,13 @@ def no_worse_than(comparison: ComparisonData, key: str, alpha: float) -> list[Ch
 
 
 def no_findings(report: ReportData, severity: str) -> list[Check]:
-    """Nothing as grave as this, or graver, speaks against the evaluation itself: one failure for each that does."""
+    """Check that trust checks have no finding of at least this severity; each such finding is a failure."""
     if severity not in SEVERITIES:
         raise unknown("severity", severity, SEVERITIES)
-    wanted = f"no finding of severity {severity} or graver"
+    wanted = f"no finding of severity {severity} or higher"
     found = report.sanity.at_least(severity)
     if not found:
-        unprobed = "" if report.sanity.probes else " (no probes were made)"
+        unprobed = "" if report.sanity.probes else " (trust checks did not run)"
         return [Check(passed=True, what="sanity", measured=f"none{unprobed}", wanted=wanted)]
     return [
         Check(passed=False, what=f"sanity: {one.severity}, {one.code}", measured=one.text, wanted=wanted)
@@ -166,7 +167,7 @@ def _cv(report: ReportData, key: str) -> _Measured:
 
 
 def _all_drawn(report: ReportData) -> bool:
-    """Classes that were attacked only until the worst was known have no interval: by how much they flatter is open."""
+    """Whether all examples were attacked; after adaptive evaluation the values of single classes are biased."""
     return report.allocation is None
 
 
@@ -180,7 +181,7 @@ def _judged(key: str, part: _Measured, sense: Bound, limit: float, confident: bo
     bound = low if sense == "at least" else high
     if confident and value is not None and bound is None:
         raise InputError(
-            f"--confident cannot judge {what}: it has no interval for a single class, or after --until-worst-ci"
+            f"--confident needs an interval, which {what} does not have after --until-worst-ci: omit --confident"
         )
     decisive = [one for one in (value, bound if confident else value) if one is not None]
     interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
@@ -196,7 +197,7 @@ def _judged(key: str, part: _Measured, sense: Bound, limit: float, confident: bo
 
 
 def _named(report: ReportData, demands: Sequence[str]) -> list[tuple[int, float]]:
-    """Labels and limits from texts such as ``cat=30``. A name goes before a label that reads the same."""
+    """Return labels and limits from texts such as ``cat=30``. A name takes precedence over an equal label."""
     classes = report.dataset.classes
     found = []
     for demand in demands:
@@ -206,15 +207,15 @@ def _named(report: ReportData, demands: Sequence[str]) -> list[tuple[int, float]
         except ValueError:
             equals = ""
         if not equals:
-            raise InputError(f"a demand on a class is written name=percent, as cat=30, got {demand!r}")
+            raise InputError(f"a limit for a class must be name=percent, such as cat=30, got {demand!r}")
         labels = [label for label, known in enumerate(classes) if known == name]
         if not labels and name.isdecimal() and int(name) < len(classes):
             labels = [int(name)]
         if len(labels) > 1:
-            raise InputError(f"{len(labels)} classes are named {name!r}: give one of the labels {labels}")
+            raise InputError(f"{len(labels)} classes are named {name!r}: use one of the labels {labels}")
         if not labels:
             close = difflib.get_close_matches(name, classes, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            raise InputError(f"unknown class {name!r}: {hint}(a name, or a label from 0 to {len(classes) - 1})")
+            raise InputError(f"unknown class {name!r}: {hint}expected a name or a label from 0 to {len(classes) - 1}")
         found.append((labels[0], limit))
     return found

@@ -1,7 +1,7 @@
-"""Many runs in one table: models by what they hold on average and in their worst class, seeds merged.
+"""A table of many runs: average and worst class of each model and result, seeds merged.
 
-Runs of one recipe that differ in the seed alone are one entry, with the mean and the standard deviation over the seeds.
-Entries are comparable where data set, examples, threat and result are the same; rho is against the baseline of those.
+Runs of one recipe that differ only in the seed are one entry, with mean and standard deviation over the seeds. Entries
+are comparable if data set, examples, threat and result are the same; rho is against the baseline among those.
 """
 
 # K classes
@@ -27,19 +27,19 @@ UNKNOWN = "–"
 
 
 class Spread(Part):
-    """A value over the seeds."""
+    """A value over seeds."""
 
     value: float | None
     """The mean."""
     sd: float | None
-    """Over the seeds; null where there is one."""
+    """Standard deviation; null for one seed."""
     low: float | None = None
     high: float | None = None
     """The interval of a single run."""
 
 
 class Entry(Part):
-    """One model, or the seeds of one, under one attack."""
+    """One model, or its seeds, under one attack."""
 
     model: str
     architecture: str
@@ -49,22 +49,22 @@ class Entry(Part):
     threat: str
     result: str
     settings: str
-    """Of the attack."""
+    """Spec of the attack."""
     seeds: list[int | None]
     average: Spread
     worst: Spread
     worst_classes: list[str]
-    """Of each seed, without repetition."""
+    """The worst class of each seed, without repetition."""
     cv: Spread
     mcd: Spread
     rho: float | None
     baseline: bool
     runs: list[int]
-    """Which runs it is made of, by their numbers."""
+    """Numbers of its runs."""
 
 
 class Leaderboard(Part):
-    """Entries from the highest worst class down."""
+    """Entries in decreasing order of the worst class."""
 
     schema_: Literal["classwise/leaderboard/1"] = Field("classwise/leaderboard/1", alias="schema")
     baseline: str
@@ -72,25 +72,25 @@ class Leaderboard(Part):
 
 
 def find_runs(places: Sequence[str | Path]) -> list[Path]:
-    """Run directories with a report, in these places or anywhere below them, each once and in order."""
+    """Return the run directories with a report in or below these places, each once and in order."""
     found: dict[Path, None] = {}
     for place in map(Path, places):
         if not place.exists():
             raise InputError(f"no such directory: {place}")
         here = sorted(file.parent for file in place.rglob("report.json") if not _is_original(file.parent))
         if not here:
-            raise InputError(f"{place} holds no report.json: evaluate a model first")
+            raise InputError(f"{place} contains no report.json: evaluate a model first")
         found |= dict.fromkeys(path.resolve() for path in here)
     return list(found)
 
 
 def _is_original(place: Path) -> bool:
-    """Whether a directory is the evaluation of an original model, kept inside that of its repair."""
+    """Whether a directory is the evaluation of an original model inside the directory of its repair."""
     return place.name == "original" and (place.parent / "repair.json").is_file()
 
 
 def leaderboard(reports: Sequence[ReportData], *, baseline: str = BASELINE) -> Leaderboard:
-    """All results of all reports. ``baseline``: the method that rho is against."""
+    """Return all results of all reports. ``baseline``: the method to compute rho against."""
     groups: dict[str, list[int]] = {}
     for number, report in enumerate(reports):
         groups.setdefault(_same_but_for_the_seed(report, number), []).append(number)
@@ -105,15 +105,15 @@ def leaderboard(reports: Sequence[ReportData], *, baseline: str = BASELINE) -> L
 
 
 def robustbench(reports: Sequence[ReportData]) -> list[dict[str, Any]]:
-    """One record for each run under the keys of RobustBench's model cards, with the classes beside them.
+    """Return a record per run under the keys of RobustBench's model cards, with class accuracies.
 
-    ``autoattack_acc`` is there where AutoAttack, or all of it by ``fast``, ran.
+    ``autoattack_acc`` is present if AutoAttack or ``fast`` ran.
     """
     return [_card(report) for report in reports]
 
 
 def told_apart(classes: Sequence[str]) -> list[str]:
-    """The names of classes in the order of their labels, no two the same: a repeated one is given its label too.
+    """Return the names of the classes, made unique: a repeated name gets its label.
 
     >>> told_apart(["crane", "owl", "crane"])
     ['crane', 'owl', 'crane (class 2)']
@@ -186,7 +186,7 @@ def _entry(key: str, reports: list[ReportData], runs: list[int]) -> Entry:
 
 
 def _against(entry: Entry, entries: Sequence[Entry], baseline: str) -> Entry:
-    """With its rho against the baseline's entry for the same architecture, data, threat and attack."""
+    """Return the entry with rho against the baseline of the same architecture, data, threat and attack."""
     if entry.method == baseline:
         return entry.model_copy(update={"baseline": True})
     own = _comparable(entry)
@@ -215,7 +215,7 @@ def _specs(report: ReportData) -> list[str]:
 
 
 def model_name(report: ReportData) -> str:
-    """The recipe it was trained by, else its weights, else what it is called."""
+    """Return the name of the recipe, else of the weights, else of the model."""
     trained = _trained(report)
     if "name" in trained:
         return str(trained["name"])
@@ -231,7 +231,7 @@ def _architecture(report: ReportData) -> str:
 
 
 def _method(trained: Mapping[str, Any]) -> str:
-    """Objective, policy and repair: ``trades + wat + bias repair``; the uniform policy is not named."""
+    """Return objective, policy and repair, as ``trades + wat + bias repair``; the uniform policy is omitted."""
     if not trained:
         return UNKNOWN
     parts = [_name(trained.get(part)) for part in ("objective", "policy")]
@@ -245,7 +245,7 @@ def _name(part: Any) -> str:
 
 
 def _trained(report: ReportData) -> Mapping[str, Any]:
-    """How the model was trained, where the report says so."""
+    """Return the record of the training; empty if the report has none."""
     found = report.model.get("trained")
     return found if isinstance(found, Mapping) else {}
 

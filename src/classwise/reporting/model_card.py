@@ -1,7 +1,7 @@
-"""The model card of an exported model: what it is, how it was trained and measured, class by class, and how to load it.
+"""The model card of an exported model: architecture, training, robustness by class, and how to load it.
 
-Everything that comes from outside (names of classes, data, attacks, recipes) is text here: it can neither end a table,
-a code block or the front matter, nor begin a link or markup.
+Names of classes, data, attacks and recipes are escaped: they cannot end a table, a code block or the front matter, nor
+start a link or markup.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from classwise.storage.verdicts import NATURAL
 SNIPPET = """\
 from model import load  # model.py of this directory: the architecture in plain PyTorch
 
-model = load(".")  # needs torch and safetensors, and nothing else; takes NCHW images in [0, 1], gives logits
+model = load(".")  # needs torch and safetensors only; takes NCHW images in [0, 1], returns logits
 """
-"""What a user types in the directory; a test runs it."""
+"""Code that loads the model in its directory; a test runs it."""
 
 
 def model_card(
@@ -35,7 +35,10 @@ def model_card(
     training: Mapping[str, Any] | None,
     repaired: Mapping[str, Any] | None = None,
 ) -> str:
-    """``README.md`` with the front matter of the Hugging Face hub. ``training``, ``repaired``: the run's records."""
+    """Return ``README.md`` with the front matter of the Hugging Face Hub.
+
+    ``training``, ``repaired``: the records of the run.
+    """
     return "\n".join(
         [
             *_front_matter(report),
@@ -44,30 +47,29 @@ def model_card(
             f"Measured: {escaped(report_verdict(report))}",
             "",
             f"An image classifier for {len(report.dataset.classes)} classes of {escaped(report.dataset.name)}: "
-            f"{escaped(architecture)}, {parameters:,} parameters. It takes NCHW images in \\[0, 1\\]; whatever "
-            "normalisation it needs is a part of it.",
+            f"{escaped(architecture)}, {parameters:,} parameters. Input: NCHW images in \\[0, 1\\]; "
+            "normalization is part of the model.",
             "",
-            "## Robustness, class by class",
+            "## Robustness by class",
             "",
             *_table(report),
             "",
-            "## How it was measured",
+            "## Evaluation",
             "",
             *_measured(report),
             "",
-            "## How it was trained",
+            "## Training",
             "",
             *_trained(training),
             *_repaired(repaired),
             "",
-            "## How to load it",
+            "## Loading",
             "",
             "```python",
             SNIPPET.rstrip("\n"),
             "```",
             "",
-            "With classwise, `--model hf:DIR` names this directory, wherever a model is asked for. The classes are in "
-            "`config.json`, in the order of the logits.",
+            "With classwise: `--model hf:DIR`. `config.json` lists the classes in the order of the logits.",
             "",
         ]
     )
@@ -96,7 +98,7 @@ def _front_matter(report: ReportData) -> Iterator[str]:
 
 
 def _table(report: ReportData) -> Iterator[str]:
-    """A row for each class with the interval of every result, the worst class in bold."""
+    """Return a row per class with the interval of every result, the worst class in bold."""
     keys = list(report.results)
     worst = {key: report[key].worst for key in keys}
     yield _row(["class", "n", *keys])
@@ -122,15 +124,15 @@ def _measured(report: ReportData) -> Iterator[str]:
     data, threat = report.dataset, report.threat
     yield (
         f"Accuracies in percent with 95% Wilson intervals, on {data.n} images of {escaped(data.name)}/"
-        f"{escaped(data.split)}, {escaped(threat.norm)} eps = {escaped(threat.eps_text)}. An image that is wrong "
-        "untouched counts as broken; worst-case is pointwise over all attacks."
+        f"{escaped(data.split)}, {escaped(threat.norm)} eps = {escaped(threat.eps_text)}. An image that is "
+        "naturally wrong counts as broken; worst-case: minimum over all attacks, per example."
     )
     yield ""
     yield from (f"- {escaped(key)}: {escaped(info.settings)}" for key, info in report.attacks.items())
     if (worst := report.worst) is not None:
         low, high = number(worst.corrected.low), number(worst.corrected.high)
         yield (
-            f"- The worst class is a minimum over noisy values and lies too low; corrected for that it is "
+            f"- Worst class, selection-corrected (for being the minimum over noisy values): "
             f"{number(worst.corrected.value)} \\[{low}, {high}\\]."
         )
     yield from (f"- {escaped(finding.severity)}: {escaped(finding.text)}" for finding in report.sanity.findings)
@@ -138,26 +140,26 @@ def _measured(report: ReportData) -> Iterator[str]:
 
 def _trained(training: Mapping[str, Any] | None) -> Iterator[str]:
     if training is None:
-        yield "The weights came without a record of their training."
+        yield "No record of the training is available."
         return
     asked = training.get("asked", {})
-    yield f"By classwise {escaped(str(training.get('versions', {}).get('classwise', '')))}, by this recipe:"
-    # Escapes leave no line of the block that could end it.
+    yield f"With classwise {escaped(str(training.get('versions', {}).get('classwise', '')))}, by this recipe:"
+    # JSON escapes line breaks, so no line can end the block.
     yield from ("", "```json", json.dumps(asked, indent=1), "```")
     if training.get("best_epoch") is not None:
         rule = escaped(str(training.get("rule")))
-        yield from ("", f"The best epoch by {rule} on validation images was {escaped(str(training['best_epoch']))}.")
+        yield from ("", f"Selected epoch, by {rule} on validation images: {escaped(str(training['best_epoch']))}.")
 
 
 def _repaired(repaired: Mapping[str, Any] | None) -> Iterator[str]:
     if repaired is not None:
         method, data = (escaped(str(repaired.get(key))) for key in ("method", "data"))
         choice = "" if repaired.get("choice") is None else f" ({escaped(str(repaired['choice']))})"
-        yield from ("", f"It was then repaired with the method {method}{choice} on images of {data}.")
+        yield from ("", f"Repaired with {method}{choice} on images of {data}.")
 
 
 def _quoted(text: str) -> str:
-    """A text as a double-quoted scalar of YAML on one line.
+    """Return a text as a double-quoted YAML scalar on one line.
 
     >>> print(_quoted('a: "b" \\\\ c'))
     "a: \\"b\\" \\\\ c"

@@ -1,4 +1,4 @@
-"""Whole pages that need nothing else, and fragments for notebooks."""
+"""All pages, each one file without external resources."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from classwise.storage.verdicts import WORST_CASE
 __all__ = ["answers_page", "comparison_fragment", "comparison_page", "report_fragment", "report_page", "site_page"]
 
 
-class Telling(Protocol):
-    """Something that was found out, as a page shows it."""
+class Findings(Protocol):
+    """What the page of an analysis or a repair shows."""
 
     def sentences(self) -> list[str]: ...
 
@@ -26,26 +26,21 @@ class Telling(Protocol):
     def tables(self) -> list[Table]: ...
 
 
-def answers_page(title: str, eyebrow: str, answers: Mapping[str, Telling]) -> str:
+def answers_page(title: str, eyebrow: str, answers: Mapping[str, Findings]) -> str:
     """Return the page of one or more analyses."""
     return render(
         "answers.html",
         title=title,
         eyebrow=eyebrow,
         answers=[
-            {
-                "name": name,
-                "sentences": answer.sentences(),
-                "tables": answer.tables(),
-                "figures": answer.figures(),
-            }
+            {"name": name, "sentences": answer.sentences(), "tables": answer.tables(), "figures": answer.figures()}
             for name, answer in answers.items()
         ],
     )
 
 
 def site_page(board: Leaderboard, *, title: str, links: Sequence[str]) -> str:
-    """A whole document: every entry of a leaderboard. ``links``: the relative addresses of the runs' reports."""
+    """Return the page of a leaderboard. ``links``: relative addresses of the reports of its runs."""
     shown = {
         "Data set": list(dict.fromkeys(entry.dataset for entry in board.entries)),
         "Threat": list(dict.fromkeys(entry.threat for entry in board.entries)),

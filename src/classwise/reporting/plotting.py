@@ -91,14 +91,11 @@ def style(size: float) -> Iterator[None]:
         "axes.spines.bottom": False,
         "axes.axisbelow": True,
         "axes.grid": True,
-        "axes.unicode_minus": True,
         "grid.color": COLORS["line"],
         "xtick.color": COLORS["muted"],
         "ytick.color": COLORS["ink"],
         "xtick.major.size": 0,
         "ytick.major.size": 0,
-        "xtick.minor.size": 0,
-        "ytick.minor.size": 0,
         "legend.frameon": False,
         "svg.fonttype": "none",
         "svg.hashsalt": "classwise",
@@ -109,18 +106,15 @@ def style(size: float) -> Iterator[None]:
         yield
 
 
-def new(width: float, height: float, *, polar: bool = False, **margins: float) -> tuple[Figure, Axes]:
-    """Return a figure and its axes; ``margins``: left, right, top and bottom in the unit of the width."""
+def new(
+    width: float, height: float, margins: tuple[float, float, float, float], *, polar: bool = False
+) -> tuple[Figure, Any]:
+    """Return a figure and its axes; ``margins``: left, right, top and bottom."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
-    axes: Any = figure.add_subplot(projection="polar" if polar else None)
-    figure.subplots_adjust(
-        left=margins.get("left", 0) / width,
-        right=1 - margins.get("right", 0) / width,
-        bottom=margins.get("bottom", 0) / height,
-        top=1 - margins.get("top", 0) / height,
-    )
+    figure, (left, right, top, bottom) = Figure(figsize=(width / 72, height / 72), dpi=72), margins
+    axes = figure.add_subplot(projection="polar" if polar else None)
+    figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height)
     return figure, axes
 
 

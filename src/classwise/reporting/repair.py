@@ -14,14 +14,15 @@ from pydantic import Field, ValidationError
 
 from classwise.core.errors import InputError
 from classwise.reporting.estimates import ClassEstimate, Estimate, share
-from classwise.reporting.figures import READABLE, Figure, Series, bars, heatmap, points
+from classwise.reporting.figures import READABLE, Figure, Series, bars, heatmap, off_diagonal, points
+from classwise.reporting.formatting import SIGNIFICANT
+from classwise.reporting.pages import answers_page
 from classwise.reporting.part import Part
 from classwise.reporting.report import Corrected, Result, ThreatInfo
 from classwise.reporting.tables import Table
 from classwise.storage.files import read_json, write_json, write_text
 from classwise.storage.verdicts import NATURAL
 
-SIGNIFICANT = 0.05
 MOST_LISTED = 20
 """Classes that a table lists; of more, those that changed the most."""
 
@@ -153,14 +154,11 @@ class RepairReport(Part):
 
     def to_html(self, path: str | Path) -> None:
         """Write the page."""
-        from classwise.reporting.pages import answers_page
-
-        write_text(
-            Path(path), answers_page(f"Repair of {self.original_name}", f"method {self.method}", {"repair": self})
-        )
+        page = answers_page(f"Repair of {self.original_name}", f"method {self.method}", {"repair": self})
+        write_text(Path(path), page)
 
     def sentences(self) -> list[str]:
-        """The result in words."""
+        """Return the fit, the test evaluation and their tests as short sentences."""
         found = [*self._fit_sentences(), *self._test_sentences()]
         audit = self.search.get("audit")
         if isinstance(audit, dict) and audit.get("at_most") is not None:
@@ -207,7 +205,7 @@ class RepairReport(Part):
         )
         return [
             f"On {found.data} under {found.attack} the worst class goes from {share(found.worst_before, '%')} "
-            f"({found.worst_before.name}) to {share(found.worst_after, '%')} ({found.worst_after.name}). The average "
+            f"({found.worst_before.name}) to {share(found.worst_after, '%')} ({found.worst_after.name}); the average "
             f"changes by {found.average_change:+.1f} points to {share(found.average_after, '%')}{p}.{rho}",
             f"Natural accuracy goes from {share(found.natural_before, '%')} to {share(found.natural_after, '%')}, the "
             f"calibration error (ECE) from {_number(found.ece_before)}% to {_number(found.ece_after)}%{corruptions}.",
@@ -256,15 +254,14 @@ class RepairReport(Part):
             _mark("repaired, counted", after.robust, "diamond"),
         ]
         if (test := self.test) is not None:
-            for name, average, worst, symbol in (
-                ("original, test images", test.average_before, test.worst_before, "square-open"),
-                ("repaired, test images", test.average_after, test.worst_after, "diamond-open"),
-            ):
-                series.append(
-                    Series(
-                        name=name, x=[average.value], y=[worst.value], low=[worst.low], high=[worst.high], symbol=symbol
-                    )
-                )
+            series += [
+                Series.of(
+                    "original, test images", [test.worst_before], x=[test.average_before.value], symbol="square-open"
+                ),
+                Series.of(
+                    "repaired, test images", [test.worst_after], x=[test.average_after.value], symbol="diamond-open"
+                ),
+            ]
         return points(
             series,
             title="Average against worst class",
@@ -279,18 +276,7 @@ class RepairReport(Part):
         return [
             bars(
                 [one.name for one in listed],
-                [
-                    Series(
-                        name=name,
-                        y=[part.value for part in parts],
-                        low=[part.low for part in parts],
-                        high=[part.high for part in parts],
-                    )
-                    for name, parts in (
-                        ("before", [getattr(one, f"{kind}_before") for one in listed]),
-                        ("after", [getattr(one, f"{kind}_after") for one in listed]),
-                    )
-                ],
+                [Series.of(when, [getattr(one, f"{kind}_{when}") for one in listed]) for when in ("before", "after")],
                 title=f"{title} by class, before and after",
                 alt=f"{title} of each class on {found.data}, before and after the repair, with 95% intervals.",
                 y="accuracy, %",
@@ -386,10 +372,7 @@ class RepairReport(Part):
 
     def _errors_figure(self, found: OnTest) -> Figure:
         return heatmap(
-            [
-                [None if row == column else float(count) for column, count in enumerate(counts)]
-                for row, counts in enumerate(found.errors_removed)
-            ],
+            off_diagonal(found.errors_removed),
             title="Errors removed, by true and predicted class",
             alt="A matrix of the change in errors: each row a true class, each column the class predicted under "
             f"{found.attack}; positive values are fewer errors.",
@@ -423,9 +406,7 @@ def load_repair(path: str | Path) -> RepairReport:
 def _mark(name: str, result: Result, symbol: str) -> Series:
     worst = result.worst
     assert worst is not None
-    return Series(
-        name=name, x=[result.overall.value], y=[worst.value], low=[worst.low], high=[worst.high], symbol=symbol
-    )
+    return Series.of(name, [worst], x=[result.overall.value], symbol=symbol)
 
 
 def _worst(result: Result) -> str:

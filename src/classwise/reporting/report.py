@@ -29,7 +29,7 @@ class ClassReport(ReportData):
     def table(self, *, format: str) -> str: ...
 
     def table(self, *, format: str | None = None) -> list[dict[str, Any]] | str:
-        """Every accuracy as plain rows, ready for pandas; with a format as text: markdown, latex or csv."""
+        """Return every accuracy as rows for pandas; with a format as text: markdown, latex or csv."""
         return text.rows(self) if format is None else text.render(self, format)
 
     def to_json(self, path: str | Path) -> None:
@@ -37,7 +37,7 @@ class ClassReport(ReportData):
         write_json(Path(path), self.model_dump(mode="json", by_alias=True))
 
     def to_html(self, path: str | Path) -> None:
-        """Write the page: one file that needs nothing else."""
+        """Write the page, one file without external resources."""
         write_text(Path(path), report_page(self))
 
     def _repr_html_(self) -> str:
@@ -45,13 +45,13 @@ class ClassReport(ReportData):
 
 
 def load_report(path: str | Path) -> ClassReport:
-    """Read the report of a run directory (or a ``report.json``), with its verdicts where they lie beside it."""
+    """Read the report of a run directory (or a ``report.json``), with verdicts and examples if they are beside it."""
     path = Path(path)
     if not path.exists():
         raise InputError(f"no such run directory: {path}")
     file = path / "report.json" if path.is_dir() else path
     if not file.exists():
-        raise InputError(f"{path} holds no report.json: evaluate the model first")
+        raise InputError(f"{path} contains no report.json: evaluate the model first")
     report = _read(ClassReport, file, "a report")
     table = file.parent / "verdicts.parquet"
     if table.exists():

@@ -14,17 +14,7 @@ from markupsafe import Markup
 from classwise.reporting import charts, text, trust_section, wording
 from classwise.reporting.figures import Gallery
 from classwise.reporting.formatting import ABSENT, listing, number, percent
-from classwise.reporting.rendering import (
-    CV,
-    MCD,
-    Cell,
-    Grid,
-    count_cell,
-    estimate_cell,
-    name_cell,
-    render,
-    worst_cells,
-)
+from classwise.reporting.rendering import CV, MCD, Cell, Grid, count_cell, estimate_cell, name_cell, render, worst_cells
 from classwise.reporting.results import ReportData, Result
 from classwise.storage.verdicts import NATURAL, WORST_CASE
 
@@ -222,12 +212,7 @@ def _attacks(report: ReportData) -> Grid | None:
     counts = ("Attacked", "Rejected", "Forwards", "Backwards")
     return Grid(
         "Attacks and their settings",
-        [
-            Cell("Attack"),
-            Cell("Spec"),
-            Cell("Settings"),
-            *(Cell(name, css="right") for name in (*counts, "Seconds")),
-        ],
+        [Cell("Attack"), Cell("Spec"), Cell("Settings"), *(Cell(name, css="right") for name in (*counts, "Seconds"))],
         [
             [
                 name_cell(key),

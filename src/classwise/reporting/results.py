@@ -12,13 +12,7 @@ import numpy as np
 from pydantic import Field, PrivateAttr
 
 from classwise.core.errors import unknown
-from classwise.metrics import (
-    class_variance,
-    confusion_matrix,
-    correct_by_class,
-    max_class_difference,
-    worst_class,
-)
+from classwise.metrics import class_variance, confusion_matrix, correct_by_class, max_class_difference, worst_class
 from classwise.metrics.counts import Ints
 from classwise.reporting.allocation import AllocationInfo
 from classwise.reporting.corruptions import CorruptionInfo, Corruptions
@@ -31,7 +25,7 @@ from classwise.storage.verdicts import NATURAL, WORST_CASE, Verdicts
 
 
 class Corrected(Part):
-    """The lowest true class accuracy, corrected for the bias of a minimum."""
+    """The worst class accuracy, corrected for being the minimum over classes."""
 
     value: float
     low: float
@@ -39,7 +33,7 @@ class Corrected(Part):
 
 
 class Worst(Part):
-    """The weakest class. A minimum over noisy classes lies too low; ``corrected`` removes that bias."""
+    """The class with the lowest accuracy; ``corrected`` is corrected for being the minimum over noisy values."""
 
     label: int
     name: str = Field(alias="class")
@@ -51,7 +45,7 @@ class Worst(Part):
 
 
 class Result(Part):
-    """What one attack, or none, left of a model."""
+    """Accuracies of a model under one attack, or none."""
 
     overall: Estimate
     by_class: list[ClassEstimate]
@@ -61,7 +55,7 @@ class Result(Part):
 
     @classmethod
     def from_predictions(cls, labels: Ints, predictions: Ints, classes: list[str]) -> Result:
-        """Count, estimate and compare the classes."""
+        """Return the accuracies of all classes with their worst class and spread."""
         correct, n = correct_by_class(labels, predictions, len(classes))
         by_class = [
             ClassEstimate(label=label, name=name, **estimate(int(correct[label]), int(n[label])))
@@ -79,9 +73,7 @@ class Result(Part):
                 high=percent(found.high),
                 n=int(n[found.label]),
                 corrected=Corrected(
-                    value=percent(found.corrected),
-                    low=percent(found.corrected_low),
-                    high=percent(found.corrected_high),
+                    value=percent(found.corrected), low=percent(found.corrected_low), high=percent(found.corrected_high)
                 ),
             )
         return cls(
@@ -94,25 +86,25 @@ class Result(Part):
 
 
 class DatasetInfo(Part):
-    """Which examples were used."""
+    """The examples of an evaluation."""
 
     name: str
     split: str
     n: int
     classes: list[str]
     digest: str | None = None
-    """Fingerprint of all images and labels; two reports are paired only if it is the same."""
+    """Hash of all images and labels; two reports are paired only if it is equal."""
     superclasses: dict[str, list[int]] = Field(default_factory=dict)
-    """Labels that belong together, where that is known; each class is in one."""
+    """Labels of each superclass, if known; each class is in one."""
 
     @property
     def together(self) -> list[list[int]]:
-        """All labels, those of one superclass beside each other; one group of all where no superclass is known."""
+        """Labels grouped by superclass; one group if there are no superclasses."""
         return list(self.superclasses.values()) or [list(range(len(self.classes)))]
 
 
 class ThreatInfo(Part):
-    """What the attacker was allowed."""
+    """The threat model."""
 
     norm: str
     eps: float
@@ -132,10 +124,10 @@ class ReportData(Part):
     corruptions: Corruptions | None = None
     sanity: Sanity = Sanity()
     allocation: AllocationInfo | None = None
-    """Where examples were drawn only until the worst class was known."""
+    """Of adaptive evaluation; None if all examples were attacked."""
 
     command: str | None = None
-    """What to type to get it again."""
+    """The command that reproduces the report."""
 
     _verdicts: Verdicts | None = PrivateAttr(default=None)
     _examples: BrokenExamples | None = PrivateAttr(default=None)
@@ -155,9 +147,9 @@ class ReportData(Part):
         overall: Mapping[str, Estimate] | None = None,
         command: str | None = None,
     ) -> Self:
-        """Derive everything from the table of verdicts.
+        """Compute a report from the table of verdicts.
 
-        ``overall``: estimates that stand in for the pooled ones, which are biased where classes were drawn unevenly.
+        ``overall``: estimates instead of the pooled ones, which are biased if classes were drawn unevenly.
         """
         keys = [*verdicts.keys, WORST_CASE] if verdicts.attacks else verdicts.keys
         classes = dataset.classes
@@ -184,7 +176,7 @@ class ReportData(Part):
         return report
 
     def _take_over(self, allocation: AllocationInfo) -> None:
-        """Name the worst class as the search for it did: a class that was barely tried may look worse by chance."""
+        """Use the worst class of adaptive evaluation: a class with few attacked examples can be lower by chance."""
         result = self.results[self.strongest]
         bounds = {"value": allocation.value, "low": allocation.low, "high": allocation.high}
         worst = Worst(
@@ -203,31 +195,31 @@ class ReportData(Part):
 
     @property
     def verdicts(self) -> Verdicts | None:
-        """The table behind the report, where it is at hand."""
+        """The table of verdicts, if available."""
         return self._verdicts
 
     @property
     def examples(self) -> BrokenExamples | None:
-        """Some images of the weakest class that attacks broke, where they are at hand."""
+        """Some images of the weakest class that attacks broke, if available."""
         return self._examples
 
     def keep_examples(self, examples: BrokenExamples | None) -> None:
-        """Show these on the page."""
+        """Set the images to show on the page."""
         self._examples = examples
 
     @property
     def strongest(self) -> str:
-        """The key that every attack together is reported under; ``natural`` where none ran."""
+        """Key of the result over all attacks; ``natural`` without attacks."""
         return WORST_CASE if WORST_CASE in self.results else NATURAL
 
     @property
     def worst(self) -> Worst | None:
-        """The weakest class over every attack that ran."""
+        """The worst class over all attacks."""
         return self[self.strongest].worst
 
 
 class Change(Part):
-    """A difference to the baseline in points, and the examples it comes from."""
+    """A difference to the baseline in points, with the number of examples gained and lost."""
 
     points: float
     gained: int
@@ -256,13 +248,13 @@ class Row(Part):
     rho: float | None
     """Against the baseline; null for the baseline itself."""
     change: Change | None
-    """Overall; null for the baseline, or where the two were not measured on the same examples."""
+    """Overall; null for the baseline, and if the two were not measured on the same examples."""
     changes: list[ClassChange]
-    """Class by class; empty where ``change`` is null."""
+    """By class; empty if ``change`` is null."""
 
     @property
     def shares(self) -> list[float | None]:
-        """The accuracy of every class; None for a class without examples."""
+        """Accuracy of every class; None for a class without examples."""
         return [part.value for part in self.by_class]
 
 
@@ -274,7 +266,7 @@ class ComparisonData(Part):
     threat: ThreatInfo
     models: list[str]
     paired: bool
-    """Whether all models were measured on the very same examples."""
+    """Whether all models were measured on the same examples."""
     results: dict[str, list[Row]]
 
     def __getitem__(self, key: str) -> list[Row]:
@@ -284,7 +276,7 @@ class ComparisonData(Part):
 
     @property
     def strongest(self) -> str:
-        """The result that counts: every attack together where attacks ran."""
+        """Key of the result over all attacks; ``natural`` without attacks."""
         return list(self.results)[-1]
 
     @property

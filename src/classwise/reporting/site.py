@@ -1,4 +1,4 @@
-"""A leaderboard as files: a page, the report of every run, and the numbers as JSON. Any static server will do."""
+"""A leaderboard as a static site: its page, a page per run, and the numbers as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from classwise.storage.files import write_json, write_text
 def write_site(
     runs: Sequence[Path], out: Path, *, title: str, baseline: str = BASELINE, progress: Progress = SILENT
 ) -> Leaderboard:
-    """Write everything into ``out``. Pages are named by number: a run's name may hold anything."""
+    """Write the site to ``out``. Pages of runs are named by number, because names may contain any character."""
     reports = [load_report(run) for run in runs]
     board = leaderboard(reports, baseline=baseline)
     links = [f"runs/{number:04d}.html" for number in range(len(reports))]

@@ -1,4 +1,4 @@
-"""Tables of text: the same cells for the console, for Markdown and for pages."""
+"""Tables of text for the console, Markdown and pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Cells under columns; the first column is text."""
+    """Rows under columns; the first column is text, the others are right-aligned."""
 
     title: str
     about: str
@@ -18,7 +18,7 @@ class Table:
 
 
 def markdown(table: Table) -> str:
-    """The table as Markdown.
+    """Return the table as Markdown.
 
     >>> print(markdown(Table(title="Times", about="Of nothing.", columns=["", "s"], rows=[["a|b", "1.0"]])))
     ## Times

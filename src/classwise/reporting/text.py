@@ -1,11 +1,10 @@
-"""Reports and comparisons as text, Markdown, LaTeX and CSV, and as parquet.
+"""Reports and comparisons as Markdown, LaTeX, CSV and parquet.
 
-Markdown and LaTeX are tables for reading: a report has a row per class, a comparison one per model and result. CSV and
-parquet hold every accuracy with its interval in long format, at full precision; the row without a label is the average.
+Markdown and LaTeX are rounded tables: a report has a row per class, a comparison a row per model and result. CSV and
+parquet hold every accuracy with its interval in long format at full precision; the row without a label is the average.
 
-Names come from outside. In text they are one line without control and direction characters; parquet and report.json
-keep them as they are. A CSV text that a spreadsheet would take for a formula, or that begins with an apostrophe, gets
-an apostrophe before it: to read a name back, take one leading apostrophe away.
+In text, names are one line without control and direction characters; parquet keeps them unchanged. A CSV text that a
+spreadsheet could read as a formula, or that starts with an apostrophe, gets a leading apostrophe.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ SCHEMA = pa.schema(
 
 
 def render(subject: Subject, format: str, key: str | None = None) -> str:
-    """A report or a comparison as text; of one result only where ``key`` names it."""
+    """Return a report or a comparison as text; ``key`` selects one result."""
     if format == "parquet":
-        raise InputError("parquet is no text: name a file for it")
+        raise InputError("parquet is not a text format: give a file to write")
     if format not in _TEXTS:
         raise unknown("format", format, FORMATS)
     return _TEXTS[format](subject, _keys(subject, key))
 
 
 def save(subject: Subject, format: str, path: Path) -> None:
-    """Write a report or a comparison in any of the formats."""
+    """Write a report or a comparison in one of the formats."""
     if format != "parquet":
         write_text(path, render(subject, format))
         return
@@ -64,7 +63,7 @@ def save(subject: Subject, format: str, path: Path) -> None:
 
 
 def rows(subject: Subject, key: str | None = None) -> list[dict[str, Any]]:
-    """Every accuracy in long format: by class, then the average, which has no label."""
+    """Return every accuracy in long format: by class, then the average, which has no label."""
     return [
         {"model": model, "result": name, "class": class_, "label": label}
         | {"value": part.value, "low": part.low, "high": part.high, "n": part.n}
@@ -73,7 +72,7 @@ def rows(subject: Subject, key: str | None = None) -> list[dict[str, Any]]:
     ]
 
 
-# What is in a table for reading.
+# Content of the tables.
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ class _Grid:
     about: str
     columns: list[str]
     align: str
-    """For each column l or r."""
+    """l or r for each column."""
     groups: list[list[list[_Cell]]]
 
 
@@ -96,7 +95,7 @@ def _grid(subject: Subject, keys: list[str]) -> _Grid:
 
 
 def _report_grid(report: ReportData, keys: list[str]) -> _Grid:
-    """A row for each class, the worst of each result in bold, and what they come to."""
+    """Return a row per class, the worst of each result in bold, and summary rows."""
     results = [report[key] for key in keys]
     worst = [None if result.worst is None else result.worst.label for result in results]
     lines = {
@@ -127,7 +126,7 @@ def _report_grid(report: ReportData, keys: list[str]) -> _Grid:
 
 
 def _comparison_grid(comparison: ComparisonData, keys: list[str]) -> _Grid:
-    """A row for each model under each result; of each result the highest worst class in bold."""
+    """Return a row per model and result; the highest worst class of each result in bold."""
     groups = []
     for key in keys:
         highest = max((row.worst.value for row in comparison[key] if row.worst), default=None)
@@ -159,7 +158,7 @@ def _comparison_grid(comparison: ComparisonData, keys: list[str]) -> _Grid:
 
 
 def _measured_on(data: DatasetInfo, threat: ThreatInfo, parts: list[Estimate]) -> str:
-    """What was measured, and how far any value may lie from the true one."""
+    """Return the data, the threat, and the largest distance of a value from the ends of its interval."""
     reach = [
         max(part.value - part.low, part.high - part.value)
         for part in parts
@@ -170,7 +169,7 @@ def _measured_on(data: DatasetInfo, threat: ThreatInfo, parts: list[Estimate]) -
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A number in a table, without a comma between thousands: to many readers that is the decimal sign.
+    """Format a number for a table, without a thousands separator.
 
     >>> number(1234.56), number(-0.4), number(None)
     ('1234.6', '−0.4', '–')
@@ -181,7 +180,7 @@ def number(value: float | None, digits: int = 1) -> str:
 def _keys(subject: Subject, key: str | None) -> list[str]:
     if key is None:
         return list(subject.results)
-    subject[key]  # a key that is not there is said
+    subject[key]  # raises for an unknown key
     return [key]
 
 
@@ -202,7 +201,7 @@ def _parts(result: Result | Row) -> Iterator[tuple[str | None, int | None, Estim
     yield None, None, result.overall
 
 
-# How it is written.
+# Formats.
 
 
 def _markdown(subject: Subject, keys: list[str]) -> str:
@@ -260,7 +259,7 @@ _TEXTS: dict[str, Callable[[Subject, list[str]], str]] = {"markdown": _markdown,
 FORMATS = (*_TEXTS, "parquet")
 
 _MARKDOWN_SIGNS = re.compile(r"[\\`*_\[\]<>&|~$:@]|(?i:(?<=www)\.)")
-"""Among them what makes links of bare addresses."""
+"""Including the characters that turn addresses into links."""
 
 
 def markdown_escaped(text: str) -> str:
@@ -290,7 +289,7 @@ def _latex_escaped(text: str) -> str:
 
 
 def _spreadsheet_safe(value: Any) -> Any:
-    """A text that stays a text in a spreadsheet; numbers as they are.
+    """Return a text that a spreadsheet does not read as a formula; numbers unchanged.
 
     >>> _spreadsheet_safe("=1+1"), _spreadsheet_safe("cat"), _spreadsheet_safe(-1.5)
     ("'=1+1", 'cat', -1.5)

@@ -1,4 +1,4 @@
-"""How far to trust a report, for its page: the findings, and the probes behind them as rows and curves."""
+"""The section of a page on trust checks: findings, and the measurements behind them as rows."""
 
 from __future__ import annotations
 
@@ -7,57 +7,61 @@ from classwise.reporting.results import ReportData
 from classwise.reporting.sanity import AgreementProbe
 
 NAMED = 8
-"""Classes that a row names."""
+"""The most classes that a row names."""
 
 
 def findings(report: ReportData) -> list[tuple[str, str, str]]:
-    """Severity, its word, and the text, the gravest first."""
+    """Return severity, its label, and the text of each finding, the most severe first."""
     words = {"error": "Error", "warning": "Warning", "info": "Note"}
     return [(found.severity, words[found.severity], found.text) for found in report.sanity.at_least("info")]
 
 
 def rows(report: ReportData) -> list[tuple[str, str]]:
-    """What was probed, and what was seen; nothing where there were no probes."""
+    """Return each check and its result; nothing without checks."""
     probes = report.sanity.probes
     if probes is None:
         return []
     n, steps, output = probes.n, probes.steps[-1].step, probes.output
     told = [
-        ("The gradient is zero, lost in rounding or not finite", _images(report, "zero_gradient")),
-        ("A small step along the gradient brings far less than promised", _images(report, "misled")),
-        (f"{steps} steps do not raise the loss, or lose it again", _images(report, "slack")),
-        ("Labels that survive many steps", _images(report, "survived", named=False)),
-        ("A single step breaks what many left", _images(report, "one_step")),
-        ("A single step leaves what many break", _images(report, "shielded", named=False)),
-        ("Steps on the margin break what as many on the cross-entropy left", _images(report, "smooth", named=False)),
-        ("The label stays even where every image is allowed", _images(report, "unreached")),
+        ("Gradient is zero, lost in rounding or not finite", _images(report, "zero_gradient")),
+        ("A small step along the gradient raises the loss far less than predicted", _images(report, "misled")),
+        (f"{steps} steps do not raise the loss, or it falls again", _images(report, "slack")),
+        ("Images that survive many steps", _images(report, "survived", named=False)),
+        ("A single step breaks images that survive many steps", _images(report, "one_step")),
+        ("Many steps break images that survive a single step", _images(report, "shielded", named=False)),
+        (
+            "Steps on the margin break images that survive steps on the cross-entropy",
+            _images(report, "smooth", named=False),
+        ),
+        ("Images that survive in an unlimited ball", _images(report, "unreached")),
     ]
     if probes.black_box is not None:
-        what = f"{probes.black_box.queries} queries without gradients break what many steps left"
+        what = f"{probes.black_box.queries} black-box queries break images that survive many steps"
         told.append((what, _images(report, "black_box")))
-    surest = "" if output.surest is None else f"; at most {100 * output.surest:.0f}% sure"
+    surest = "" if output.surest is None else f"; maximum confidence {100 * output.surest:.0f}%"
     margin = "" if output.median_margin is None else f"; median margin {output.median_margin:.3g}"
     told += [
-        ("The same batch three times", _agreement(probes.repeated)),
-        ("The same image beside others", _agreement(probes.company)),
-        ("Noise of a sixteenth of a grey level", _agreement(probes.tremor)),
-        ("That noise leaves every logit the same", f"{output.unmoved} of {n}"),
-        ("The softmax is exactly one-hot in float32", f"{output.one_hot} of {n}{margin}"),
-        ("The outputs look like probabilities", f"{output.probabilities} of {n}{surest}"),
+        ("The same batch repeated three times", _agreement(probes.repeated)),
+        ("The same image in another batch", _agreement(probes.company)),
+        ("Noise of a sixteenth of a gray level", _agreement(probes.tremor)),
+        ("Logits are bit-identical under that noise", f"{output.unmoved} of {n}"),
+        ("Softmax is exactly one-hot in float32", f"{output.one_hot} of {n}{margin}"),
+        ("Outputs are probabilities", f"{output.probabilities} of {n}{surest}"),
         ("Logits are not finite", f"{output.not_finite} of {n} within eps, {output.not_finite_beyond} beyond"),
     ]
     if (scale := probes.normalization) is not None:
-        right = f"{scale.correct} of {scale.n} right as they are"
+        right = f"{scale.correct} of {scale.n} correct as given"
         if scale.best is not None:
             seen = f"{right}, {scale.best_correct} with {scale.best}{' undone' if scale.undone else ''}"
         else:
-            seen = f"{right}; {f'none of {scale.tried} others is better' if scale.tried else 'no others tried'}"
-        told.append(("Another scale of the images", seen))
+            others = f"none of {scale.tried} other scales is better" if scale.tried else "no other scales tried"
+            seen = f"{right}; {others}"
+        told.append(("Images in another scale", seen))
     return told
 
 
 def _images(report: ReportData, count: str, *, named: bool = True) -> str:
-    """So many of so many, and of which classes where there are any."""
+    """Return the number of images of all, and of the classes concerned."""
     probes = report.sanity.probes
     assert probes is not None
     parts = [(part.label, getattr(part, count), part.n) for part in probes.by_class]

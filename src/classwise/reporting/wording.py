@@ -7,16 +7,7 @@ from collections.abc import Sequence
 from classwise.reporting.charts import front
 from classwise.reporting.effort import AuditInfo
 from classwise.reporting.estimates import Interval
-from classwise.reporting.formatting import (
-    SIGNIFICANT,
-    class_name,
-    interval,
-    listing,
-    number,
-    p_text,
-    percent,
-    signed,
-)
+from classwise.reporting.formatting import SIGNIFICANT, class_name, interval, listing, number, p_text, percent, signed
 from classwise.reporting.results import ClassChange, ComparisonData, ReportData, Row, Worst
 from classwise.storage.verdicts import NATURAL
 

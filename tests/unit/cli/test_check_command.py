@@ -199,9 +199,9 @@ def test_findings_fail(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--min-class", "bea=3"], "unknown class 'bea': did you mean 'bee'? (a name, or a label from 0 to 2)"),
-        (["--min-class", "bee"], "a demand on a class is written name=percent, as cat=30, got 'bee'"),
-        (["--max-cv", "-1"], "a limit is a variance in percent² from 0 to 2500, got -1.0"),
+        (["--min-class", "bea=3"], "unknown class 'bea': did you mean 'bee'? expected a name or a label from 0 to 2"),
+        (["--min-class", "bee"], "a limit for a class must be name=percent, such as cat=30, got 'bee'"),
+        (["--max-cv", "-1"], "a limit must be a variance in percent² from 0 to 2500, got -1.0"),
         (["--confident"], "nothing to check: pass --min-worst, --min-average, --min-class, --max-mcd, --max-cv,"),
         (["--min-worst", "1", "--junit", "{tmp}"], "is a directory: --junit expects a file"),
         (["--min-worst", "1", "--no-worse-than", "{tmp}/none"], "no such run directory"),

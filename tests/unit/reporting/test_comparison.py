@@ -132,12 +132,12 @@ def test_only_results_that_all_have_are_compared():
 @pytest.mark.parametrize(
     ("different", "complaint"),
     [
-        ({"dataset": "birds"}, "data birds/test there, insects/test in the baseline"),
-        ({"split": "train"}, "data insects/train there, insects/test in the baseline"),
-        ({"eps": "0.031"}, "threat Linf 0.031 there, Linf 8/255 in the baseline"),
-        ({"norm": "L2"}, "threat L2 8/255 there, Linf 8/255 in the baseline"),
-        ({"classes": ["ant", "fly"]}, "classes ant, fly there, ant, bee in the baseline"),
-        ({"classes": ["ant", "bee", "fly"]}, "classes ant, bee, fly there, ant, bee in the baseline"),
+        ({"dataset": "birds"}, "data: birds/test, baseline: insects/test"),
+        ({"split": "train"}, "data: insects/train, baseline: insects/test"),
+        ({"eps": "0.031"}, "threat: Linf 0.031, baseline: Linf 8/255"),
+        ({"norm": "L2"}, "threat: L2 8/255, baseline: Linf 8/255"),
+        ({"classes": ["ant", "fly"]}, "classes: ant, fly, baseline: ant, bee"),
+        ({"classes": ["ant", "bee", "fly"]}, "classes: ant, bee, fly, baseline: ant, bee"),
     ],
     ids=["data", "split", "eps", "norm", "classes", "more classes"],
 )
@@ -176,7 +176,7 @@ def test_fewer_examples_are_not_paired():
 def test_comparing_needs_two():
     with pytest.raises(InputError, match="at least two reports, got 1"):
         compare(make_report(BASELINE))
-    with pytest.raises(InputError, match="2 reports need as many names, got 1"):
+    with pytest.raises(InputError, match="expected 2 names, one per report, got 1"):
         compare(make_report(BASELINE), make_report(METHOD), names=["a"])
 
 
@@ -209,7 +209,7 @@ def test_results_of_different_attacks_are_not_compared():
     one, two = make_report(BASELINE), make_report(METHOD)
     info = AttackInfo(spec="pgd", settings="PGD(steps=20)", attacked=1, rejected=0, seconds=0.0)
     other = info.model_copy(update={"settings": "PGD(steps=100)"})
-    with pytest.raises(InputError, match=r"attack pgd PGD\(steps=100\) there, PGD\(steps=20\) in the baseline"):
+    with pytest.raises(InputError, match=r"attack pgd: PGD\(steps=100\), baseline: PGD\(steps=20\)"):
         compare(one.model_copy(update={"attacks": {"pgd": info}}), two.model_copy(update={"attacks": {"pgd": other}}))
     more = two.model_copy(update={"attacks": {"pgd": info, "fgsm": info}})
     assert list(compare(one.model_copy(update={"attacks": {"pgd": info}}), more).results) == ["natural", "pgd"]

@@ -150,24 +150,24 @@ def test_after_stopping_early_only_worst_class_and_average_have_an_interval(repo
     for demand in ({"min_class": ["bee=1"]}, {"max_mcd": 99}, {"max_cv": 2000}):
         (check,) = thresholds(early, "pgd", **demand)
         assert (check.passed, check.low, check.high) == (True, None, None)
-        with pytest.raises(InputError, match=r"--confident cannot judge .*: it has no interval"):
+        with pytest.raises(InputError, match=r"--confident needs an interval, which .* does not have"):
             thresholds(early, "pgd", **demand, confident=True)
 
 
 @pytest.mark.parametrize(
     ("demand", "message"),
     [
-        ("bea=3", "unknown class 'bea': did you mean 'bee'? (a name, or a label from 0 to 2)"),
-        ("3=3", "unknown class '3': (a name, or a label from 0 to 2)"),
-        ("-1=3", "unknown class '-1': (a name, or a label from 0 to 2)"),
-        ("bee", "a demand on a class is written name=percent, as cat=30, got 'bee'"),
-        ("bee=", "a demand on a class is written name=percent, as cat=30, got 'bee='"),
-        ("bee=many", "a demand on a class is written name=percent, as cat=30, got 'bee=many'"),
-        ("bee=101", "a limit is a percentage from 0 to 100, got 101.0"),
-        ("bee=nan", "a limit is a percentage from 0 to 100, got nan"),
+        ("bea=3", "unknown class 'bea': did you mean 'bee'? expected a name or a label from 0 to 2"),
+        ("3=3", "unknown class '3': expected a name or a label from 0 to 2"),
+        ("-1=3", "unknown class '-1': expected a name or a label from 0 to 2"),
+        ("bee", "a limit for a class must be name=percent, such as cat=30, got 'bee'"),
+        ("bee=", "a limit for a class must be name=percent, such as cat=30, got 'bee='"),
+        ("bee=many", "a limit for a class must be name=percent, such as cat=30, got 'bee=many'"),
+        ("bee=101", "a limit must be a percentage from 0 to 100, got 101.0"),
+        ("bee=nan", "a limit must be a percentage from 0 to 100, got nan"),
     ],
 )
-def test_demands_on_classes_that_make_no_sense(report, demand, message):
+def test_invalid_class_limits(report, demand, message):
     with pytest.raises(InputError) as caught:
         thresholds(report, "pgd", min_class=[demand])
     assert str(caught.value) == message
@@ -178,7 +178,7 @@ def test_a_name_goes_before_a_label_and_may_hold_an_equals_sign():
     odd = make_report(held, np.repeat([0, 1, 2], 10), classes=["2", "a=b", "2x"])
     assert [check.value for check in thresholds(odd, "pgd", min_class=["2=0", "a=b=0", "1=0"])] == [10, 50, 50]
     twice = make_report(held, np.repeat([0, 1, 2], 10), classes=["cat", "cat", "dog"])
-    with pytest.raises(InputError, match=r"2 classes are named 'cat': give one of the labels \[0, 1\]"):
+    with pytest.raises(InputError, match=r"2 classes are named 'cat': use one of the labels \[0, 1\]"):
         thresholds(twice, "pgd", min_class=["cat=3"])
     assert thresholds(twice, "pgd", min_class=["1=3"])[0].value == 50
 
@@ -186,9 +186,9 @@ def test_a_name_goes_before_a_label_and_may_hold_an_equals_sign():
 @pytest.mark.parametrize(
     ("demand", "message"),
     [
-        ({"max_cv": 2501}, "a limit is a variance in percent² from 0 to 2500, got 2501"),
-        ({"max_mcd": -1}, "a limit is a percentage from 0 to 100, got -1"),
-        ({"min_average": float("inf")}, "a limit is a percentage from 0 to 100, got inf"),
+        ({"max_cv": 2501}, "a limit must be a variance in percent² from 0 to 2500, got 2501"),
+        ({"max_mcd": -1}, "a limit must be a percentage from 0 to 100, got -1"),
+        ({"min_average": float("inf")}, "a limit must be a percentage from 0 to 100, got inf"),
     ],
 )
 def test_limits_that_make_no_sense(report, demand, message):
@@ -301,15 +301,15 @@ def test_unpaired_runs_cannot_be_gated():
     comparison = compare(make_report(held, LABELS), make_report(held, LABELS, first_index=1))
     with pytest.raises(InputError) as caught:
         no_worse_than(comparison, "pgd", ALPHA)
-    assert str(caught.value) == "the two runs were not measured on the same examples: no paired test is possible"
+    assert str(caught.value) == (
+        "the runs were not measured on the same examples, which a paired test needs: evaluate both on the same data"
+    )
 
 
 def test_a_result_that_only_one_run_has_is_said():
     held = noisy(1, [0.5, 0.6, 0.4])
     comparison = compare(make_report(held, LABELS), make_report(held, LABELS))
-    with pytest.raises(
-        InputError, match="the baseline has no 'fab' of the same attacks: choose with --attack among nat"
-    ):
+    with pytest.raises(InputError, match="the runs share no result 'fab' of the same attacks: choose one of nat"):
         no_worse_than(comparison, "fab", ALPHA)
 
 
@@ -328,13 +328,13 @@ def test_findings_fail_from_a_severity_up(report, severity, failures):
     codes = failures or ["trained-on-these", "unreached", "rounded-eps"]
     assert [check.what.split(", ")[1] for check in checks] == codes
     assert (checks[0].what, checks[0].measured) == ("sanity: error, trained-on-these", "seen before")
-    assert checks[0].wanted == f"no finding of severity {severity} or graver"
+    assert checks[0].wanted == f"no finding of severity {severity} or higher"
 
 
 def test_no_findings_pass_and_what_was_not_probed_is_said(report):
     mild = Sanity(findings=[Finding(severity="info", text="all well")])
     (check,) = no_findings(report.model_copy(update={"sanity": mild}), "warning")
-    assert (check.passed, check.measured) == (True, "none (no probes were made)")
-    assert check.wanted == "no finding of severity warning or graver"
+    assert (check.passed, check.measured) == (True, "none (trust checks did not run)")
+    assert check.wanted == "no finding of severity warning or higher"
     with pytest.raises(InputError, match=r"unknown severity 'warn': did you mean 'warning'\?"):
         no_findings(report, "warn")

@@ -146,7 +146,7 @@ def test_runs_are_found_below_a_folder_once(tmp_path: Path) -> None:
     names = [str(run.relative_to(tmp_path.resolve())) for run in find_runs([tmp_path, tmp_path / "a"])]
     assert names == ["a", "b/seed-0", "b/seed-1"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"holds no report\.json"):
+    with pytest.raises(InputError, match=r"contains no report\.json"):
         find_runs([tmp_path / "empty"])
     with pytest.raises(InputError, match="no such directory"):
         find_runs([tmp_path / "nowhere"])

@@ -199,7 +199,7 @@ def refused(path) -> str:
 
 def test_nothing_there(tmp_path):
     assert refused(tmp_path / "no") == f"no such run directory: {tmp_path / 'no'}"
-    assert refused(tmp_path) == f"{tmp_path} holds no report.json: evaluate the model first"
+    assert refused(tmp_path) == f"{tmp_path} contains no report.json: evaluate the model first"
 
 
 @pytest.mark.parametrize(

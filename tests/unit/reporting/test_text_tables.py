@@ -326,7 +326,7 @@ def test_unknown_formats_are_one_line() -> None:
     report = make_report(["ant", "bee"])
     with pytest.raises(InputError, match="unknown format 'latx': did you mean 'latex'"):
         report.table(format="latx")
-    with pytest.raises(InputError, match="parquet is no text"):
+    with pytest.raises(InputError, match="parquet is not a text format"):
         make_comparison(["ant", "bee"]).table(format="parquet")
     with pytest.raises(InputError, match="unknown result 'pdg'"):
         make_comparison(["ant", "bee"]).table("pdg", format="csv")

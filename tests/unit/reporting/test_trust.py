@@ -75,36 +75,36 @@ def make_report(sanity: Sanity) -> ClassReport:
     )
 
 
-def test_rows_tell_the_numbers_and_name_the_classes() -> None:
+def test_rows_hold_the_numbers_and_name_the_classes() -> None:
     told = dict(rows(make_report(Sanity(probes=make_probes()))))
-    assert told["The gradient is zero, lost in rounding or not finite"] == "5 of 12: <b>cat</b> 4 of 4, class 7 1 of 4"
-    assert told["A small step along the gradient brings far less than promised"] == "0 of 12"
-    assert told["Labels that survive many steps"] == "9 of 12"
-    assert told["100 queries without gradients break what many steps left"] == "2 of 12: <b>cat</b> 2 of 4"
-    assert told["The same batch three times"] == "1 of 12 labels change, logits by up to 0.25 of their spread"
-    assert told["The same image beside others"] == "0 of 0 labels change"
-    assert told["The softmax is exactly one-hot in float32"] == "12 of 12; median margin 123"
+    assert told["Gradient is zero, lost in rounding or not finite"] == "5 of 12: <b>cat</b> 4 of 4, class 7 1 of 4"
+    assert told["A small step along the gradient raises the loss far less than predicted"] == "0 of 12"
+    assert told["Images that survive many steps"] == "9 of 12"
+    assert told["100 black-box queries break images that survive many steps"] == "2 of 12: <b>cat</b> 2 of 4"
+    assert told["The same batch repeated three times"] == "1 of 12 labels change, logits by up to 0.25 of their spread"
+    assert told["The same image in another batch"] == "0 of 0 labels change"
+    assert told["Softmax is exactly one-hot in float32"] == "12 of 12; median margin 123"
     assert told["Logits are not finite"] == "1 of 12 within eps, 2 beyond"
-    assert "Another scale of the images" not in told
+    assert "Images in another scale" not in told
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"tried": 0}, "30 of 40 right as they are; no others tried"),
-        ({"tried": 10}, "30 of 40 right as they are; none of 10 others is better"),
+        ({"tried": 0}, "30 of 40 correct as given; no other scales tried"),
+        ({"tried": 10}, "30 of 40 correct as given; none of 10 other scales is better"),
         (
             {"tried": 10, "best": "the scale", "undone": True, "best_correct": 39, "p_value": 1e-5},
-            "30 of 40 right as they are, 39 with the scale undone",
+            "30 of 40 correct as given, 39 with the scale undone",
         ),
     ],
 )
-def test_what_another_scale_brings(changes: dict[str, object], told: str) -> None:
+def test_gain_of_another_scale(changes: dict[str, object], told: str) -> None:
     probes = make_probes(normalization=NormalizationProbe(n=40, correct=30, **changes))
-    assert dict(rows(make_report(Sanity(probes=probes))))["Another scale of the images"] == told
+    assert dict(rows(make_report(Sanity(probes=probes))))["Images in another scale"] == told
 
 
-def test_what_was_left_out_has_no_row() -> None:
+def test_omitted_checks_have_no_row() -> None:
     told = rows(make_report(Sanity(probes=make_probes(black_box=None))))
     assert not [what for what, _ in told if "queries" in what]
 
@@ -132,7 +132,7 @@ def test_the_page_shows_probes_folded_and_escaped() -> None:
     assert "1,234 forward and 321 backward passes" in page
 
 
-def test_the_gravest_finding_comes_first_and_no_probes_are_shown_where_none_were_made() -> None:
+def test_the_most_severe_finding_comes_first_and_no_checks_are_shown_without_probes() -> None:
     sanity = Sanity(findings=[Finding(severity=one, text=one) for one in ("info", "error", "warning", "error")])
     report = make_report(sanity)
     assert [severity for severity, _, _ in findings(report)] == ["error", "error", "warning", "info"]
