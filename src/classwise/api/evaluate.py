@@ -56,9 +56,11 @@ def evaluate(
     if exhaustive:
         arguments["attacks"] = with_exhaustive_fast(attacks)
     options = EvaluateOptions(**arguments)
+    perturbations = read_perturbations(
+        options.attacks, eps, norm
+    )  # first: a mistyped attack is reported before data is loaded
     images = load_data(data, split=split, classes=None if classes is None else tuple(classes), progress=progress)
     loaded, run = resolve_model(model, weights, images, device, trust=trust)
-    perturbations = read_perturbations(options.attacks, eps, norm)
     directory = None if out is None else RunDirectory(Path(out).expanduser())
     report = run_evaluation(
         loaded,

@@ -33,17 +33,17 @@ from classwise.training.workers import check_workers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A finished training."""
+    """A finished training run."""
 
     directory: Path
     recipe: Recipe
     outcome: Outcome
     classes: tuple[str, ...]
     repaired: Path | None = None
-    """The run directory of the repair that the recipe ends with."""
+    """Run directory of the repair that the recipe ends with, if any."""
 
     def load(self, which: str = "best") -> nn.Module:
-        """The trained model: ``best`` on validation, or ``last``."""
+        """Load the trained model: ``best`` on validation images, or ``last``."""
         return load_model(f"{self.directory}@{which}")
 
 
@@ -84,17 +84,17 @@ def train_together(
     if not recipes:
         raise InputError("no recipe to train: pass at least one")
     check_workers(workers)
-    read = {RunDirectory(Path(out).expanduser()): load_recipe(recipe) for out, recipe in recipes.items()}
+    loaded = {RunDirectory(Path(out).expanduser()): load_recipe(recipe) for out, recipe in recipes.items()}
     with process_group(pick_device(device)) as group:
         if not group.is_main:
             loggers, progress = (), SILENT
         if workers > 1 and group.size > 1:
             raise InputError("workers train whole runs and processes split the batches of one: pass only one of them")
-        return _train(read, group, resume, workers, make_loggers(loggers), progress)
+        return _train(loaded, group, resume, workers, make_loggers(loggers), progress)
 
 
 def _train(
-    read: Mapping[RunDirectory, Recipe],
+    recipes: Mapping[RunDirectory, Recipe],
     group: ProcessGroup,
     resume: bool,
     workers: int,
@@ -102,54 +102,59 @@ def _train(
     progress: Progress,
 ) -> list[Run]:
     with group.main_first():
-        plans = [make_plan(recipe, group.device, progress, group) for recipe in read.values()]
+        plans = [make_plan(recipe, group.device, progress, group) for recipe in recipes.values()]
     jobs = []
-    for (directory, recipe), plan in zip(read.items(), plans, strict=True):
-        asked = recipe.model_dump()
+    for (directory, recipe), plan in zip(recipes.items(), plans, strict=True):
+        settings = recipe.model_dump()
         digests = [phase.images.digest() for phase in plan.phases]
-        fingerprint = digest_json([asked, digests, versions()["classwise"], versions()["torch"]])
+        fingerprint = digest_json([settings, digests, versions()["classwise"], versions()["torch"]])
         details = {
-            "asked": {**asked, "model": absolute(str(Spec.parse(recipe.model)))},
+            "asked": {**settings, "model": absolute(str(Spec.parse(recipe.model)))},
             "num_classes": plan.num_classes,
             "in_channels": plan.images.images.shape[1],
             "data_digest": plan.images.digest(),
         }
-        claimed = partial(directory.claim, "training", fingerprint, details, resume=resume)
-        jobs.append(Job(plan, directory, group.on_main(claimed)))
+        claim = partial(directory.claim, "training", fingerprint, details, resume=resume)
+        jobs.append(Job(plan, directory, group.on_main(claim)))
     if workers == 1:
         outcomes = fit(jobs, progress, loggers)
     else:
-        anew = [partial(make_plan, recipe, group.device) for recipe in read.values()]
-        outcomes = fit_in_processes(jobs, anew, workers, progress, loggers)
+        make_plans = [partial(make_plan, recipe, group.device) for recipe in recipes.values()]
+        outcomes = fit_in_processes(jobs, make_plans, workers, progress, loggers)
     for job, outcome in zip(jobs, outcomes, strict=True):
-        best = {"best_epoch": outcome.best_epoch, "best_score": outcome.best_score, "rule": job.plan.select}
         if group.is_main:
+            best = {"best_epoch": outcome.best_epoch, "best_score": outcome.best_score, "rule": job.plan.select}
             job.directory.finish("training", **best)
-    return [
-        Run(
-            directory=directory.path,
-            recipe=recipe,
-            outcome=outcome,
-            classes=plan.task.classes,
-            repaired=_repaired(directory, recipe, group, progress),
+    runs = []
+    for job, recipe, outcome in zip(jobs, recipes.values(), outcomes, strict=True):
+        repaired = _repair(job.directory, recipe, group, progress)
+        classes = job.plan.task.classes
+        runs.append(
+            Run(directory=job.directory.path, recipe=recipe, outcome=outcome, classes=classes, repaired=repaired)
         )
-        for (directory, recipe), plan, outcome in zip(read.items(), plans, outcomes, strict=True)
-    ]
+    return runs
 
 
-def _repaired(directory: RunDirectory, recipe: Recipe, group: ProcessGroup, progress: Progress) -> Path | None:
+def _repair(directory: RunDirectory, recipe: Recipe, group: ProcessGroup, progress: Progress) -> Path | None:
     """Make the repair that a recipe ends with, fitted to the validation images of the run; return its directory."""
-    wanted = recipe.repair
-    if wanted is None:
+    if recipe.repair is None:
         return None
     out = directory.path / "repaired"
     if group.is_main:
-        settings: dict[str, Any] = {"floor": wanted.floor, "rule": wanted.rule, "method": wanted.method}
-        how: dict[str, Any] = {"device": group.device, "seed": recipe.seed, "engine": recipe.engine}
-        data = recipe.data_at_the_end
         try:
-            repair(directory.path, data, out=out, evaluate=False, resume=True, progress=progress, **settings, **how)
-        except InputError as error:  # the training is finished and stays
+            repair(
+                directory.path,
+                recipe.data_at_the_end,
+                **recipe.repair.model_dump(),
+                out=out,
+                evaluate=False,
+                resume=True,
+                device=group.device,
+                seed=recipe.seed,
+                engine=recipe.engine,
+                progress=progress,
+            )
+        except InputError as error:  # the training is finished and kept
             warnings.warn(f"{directory.path} was trained but not repaired: {error}", stacklevel=2)
             return None
     return out

@@ -111,6 +111,7 @@ def _print_usage_error(error: Any) -> None:
     if param is not None and hasattr(cause, "errors"):  # of pydantic, which knows the value
         first = cause.errors()[0]
         problem = first["msg"].removeprefix("Value error, ").removeprefix("Input ").partition(", unable")[0]
-        message = f"{' / '.join(param.opts)} = {first['input']!r}: {problem}"
+        name = " / ".join(param.opts)
+        message = f"{name}: {problem}" if "is not one of" in problem else f"{name} = {first['input']!r}: {problem}"
     help_command = f"{error.ctx.command_path} --help" if getattr(error, "ctx", None) else "classwise --help"
     print_error(f"error: {message}{'' if message[-1] in '.?' else '.'} See {help_command}")

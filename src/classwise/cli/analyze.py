@@ -16,7 +16,7 @@ def analyze(
     kind: Annotated[
         str, typer.Argument(help="Name of the analysis (see classwise list analyses).", metavar="ANALYSIS")
     ],
-    runs: Annotated[list[Path], typer.Argument(help="Run directories with reports.", metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories with reports.", metavar="RUN")],
     out: Annotated[
         Path | None,
         typer.Option(help="Directory for ANALYSIS.json, .parquet and .html.", metavar="DIR", rich_help_panel="Output"),

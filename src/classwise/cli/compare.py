@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @guarded
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run directories with reports; the first is the baseline.", metavar="RUN...")
+        list[Path], typer.Argument(help="Run directories with reports; the first is the baseline.", metavar="RUN")
     ],
     out: Annotated[
         Path | None, typer.Option(help="Write the page to this file.", metavar="FILE", rich_help_panel="Output")

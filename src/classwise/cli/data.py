@@ -61,7 +61,11 @@ def info(
     split: Annotated[str, typer.Option(help="Data split.", metavar="SPLIT", show_default=True)] = "test",
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory for info.json and sheet.png, a sheet of sample images.", metavar="DIR"),
+        typer.Option(
+            help="Directory for info.json and sheet.png, a sheet of sample images.",
+            metavar="DIR",
+            rich_help_panel="Output",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -25,7 +25,10 @@ REPAIRED = "TRADES, repaired"
 @guarded
 def demo(
     out: Annotated[
-        Path, typer.Option(help="Directory for the runs and the page.", metavar="DIR", show_default=True)
+        Path,
+        typer.Option(
+            help="Directory for the runs and the page.", metavar="DIR", show_default=True, rich_help_panel="Output"
+        ),
     ] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Random seed of training and attacks.", metavar="N", show_default=True)] = 0,
     as_json: Json = False,

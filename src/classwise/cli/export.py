@@ -15,7 +15,12 @@ from classwise.cli.parameters import Json
 def export(
     run: Annotated[Path, typer.Argument(help="Run directory with a report.", metavar="RUN")],
     to: Annotated[
-        Path, typer.Option(help="New directory for model.safetensors, config.json, README.md, ...", metavar="DIR")
+        Path,
+        typer.Option(
+            help="New directory for model.safetensors, config.json, README.md, ...",
+            metavar="DIR",
+            rich_help_panel="Output",
+        ),
     ],
     weights: Annotated[
         Path | None,

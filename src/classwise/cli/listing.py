@@ -40,7 +40,7 @@ class Listing:
 
 @guarded
 def list_names(
-    kind: Annotated[Kind, typer.Argument(help="What to list.", metavar="|".join(Kind))],
+    kind: Annotated[Kind, typer.Argument(help=f"What to list: {', '.join(Kind)}.", metavar="KIND")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the names as JSON.", rich_help_panel="Output")] = False,
 ) -> None:
     """List attacks, methods, models, data sets, recipes, analyses, studies or repairs with their settings.

@@ -87,6 +87,11 @@ class _Help:
 
     help: str | None
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Name the arguments without braces."""
+        pieces = super().collect_usage_pieces(ctx)  # type: ignore[misc]
+        return [piece.replace("{", "").replace("}", "") for piece in pieces]
+
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write the description."""
         formatter.write_paragraph()
@@ -100,8 +105,9 @@ class _Help:
             if (row := param.get_help_record(ctx)) is not None:
                 argument = param.param_type_name == "argument"
                 heading = getattr(param, "rich_help_panel", None) or ("Arguments" if argument else "Options")
+                heading = "Help" if param.name == "help" else heading
                 groups.setdefault(heading, []).append((param.metavar, row[1]) if argument else row)
-        _write(groups, ("Arguments", *GROUPS[:-1], "Checks", GROUPS[-1], "Options"), formatter)
+        _write(groups, ("Arguments", *GROUPS[:-1], "Checks", "Options", GROUPS[-1], "Help"), formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples as they are."""

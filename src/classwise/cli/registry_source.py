@@ -68,7 +68,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _definition(module: str, name: str) -> tuple[str, ast.AST]:
-    """The class or the value that a name of a module stands for, and the module that defines it."""
+    """The class or value that a name in a module refers to, and the module that defines it."""
     for node in _tree(module).body:
         match node:
             case ast.ClassDef() if node.name == name:

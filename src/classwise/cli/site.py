@@ -13,8 +13,13 @@ from classwise.cli.parameters import Json
 
 @guarded
 def site(
-    places: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.", metavar="DIR...")],
-    out: Annotated[Path, typer.Option(help="Folder for index.html, the reports and the JSON files.", metavar="DIR")],
+    places: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.", metavar="DIR")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for index.html, the reports and the JSON files.", metavar="DIR", rich_help_panel="Output"
+        ),
+    ],
     title: Annotated[
         str, typer.Option(help="Title of the page.", metavar="TEXT", show_default=True)
     ] = "Robustness, class by class",

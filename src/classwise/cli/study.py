@@ -15,7 +15,12 @@ from classwise.core.errors import InputError
 @guarded
 def study(
     name: Annotated[str, typer.Argument(help="Study name (see classwise list studies) or TOML file.", metavar="STUDY")],
-    out: Annotated[Path, typer.Option(help="Directory for the runs, the analyses and the page.", metavar="DIR")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Directory for the runs, the analyses and the page.", metavar="DIR", rich_help_panel="Output"
+        ),
+    ],
     engine: Annotated[str, typer.Option(help="Where to run: local.", metavar="NAME", show_default=True)] = "local",
     workers: Annotated[
         int, typer.Option(help="Runs at a time, each in its own process.", metavar="N", show_default=True)

@@ -16,9 +16,7 @@ from classwise.core.errors import InputError, unknown
 def table(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            help="One run directory with a report, or several; the first is the baseline.", metavar="RUN..."
-        ),
+        typer.Argument(help="One run directory with a report, or several; the first is the baseline.", metavar="RUN"),
     ],
     format: Annotated[
         str, typer.Option(help="markdown, latex, csv or parquet.", metavar="NAME", show_default=True)

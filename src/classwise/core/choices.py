@@ -15,4 +15,5 @@ worst: either alone; worst-loss: the smallest loss of the worst class (Li & Liu 
 accuracy; last: the last epoch."""
 RepairRule = Literal["rho", "worst", "tenth"]
 """Selection of a point on the frontier of a repair. rho: relative gain of the worst class minus relative loss of the
-average; worst: highest worst class; tenth: highest mean of the weakest tenth of the classes."""
+average; among the points whose rho is not significantly below the largest (bootstrap, one-sided, 5%), the one with the
+highest average. worst: highest worst class. tenth: highest mean of the weakest tenth of the classes."""

@@ -10,22 +10,19 @@ biases that are used come from all images.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from classwise.core.choices import RepairRule
 from classwise.core.errors import InputError, unknown
 from classwise.metrics.counts import Ints
 from classwise.repairs.accuracy import ClassAccuracy, Matrix, Vector, by_class, tenth_of
 from classwise.repairs.frontier import WEIGHTS, Objective, best, frontier
 from classwise.storage.margins import Margins
 
-Rule = Literal["rho", "worst", "tenth"]
-"""``rho``: relative gain of the worst class minus relative loss of the average; among the points whose rho is not
-significantly below the largest (bootstrap, one-sided, 5%), the one with the highest average. ``worst``: highest worst
-class. ``tenth``: highest mean of the weakest tenth of the classes."""
-RULES: tuple[Rule, ...] = get_args(Rule)
+RULES: tuple[RepairRule, ...] = get_args(RepairRule)
 FOLDS = 5
 LEAST = 2 * FOLDS
 """Images that a fit requires of each class."""
@@ -95,7 +92,7 @@ class Fit:
 def fit(
     margins: Margins,
     *,
-    rule: Rule = "rho",
+    rule: RepairRule = "rho",
     floor: float | None = None,
     folds: int = FOLDS,
     seed: int = 0,
@@ -200,7 +197,7 @@ class _Fitting:
         return Summary.of(values, self.whole.counts)
 
 
-def _chosen(fitting: _Fitting, start: Point, points: list[Point], rule: Rule, floor: float | None) -> Point:
+def _chosen(fitting: _Fitting, start: Point, points: list[Point], rule: RepairRule, floor: float | None) -> Point:
     """The point that the rule or the floor picks; the start where none is better."""
     if floor is not None:
         return _reaching(fitting, start, points, floor)

@@ -1,4 +1,4 @@
-"""``classwise check`` as a pipeline meets it: exit codes, what is printed and written, and the GitHub Action."""
+"""``classwise check`` in a pipeline: exit codes, output, files, and the GitHub Action."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def invoke(*arguments: object, **environment: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_the_table_tells_what_was_measured_and_wanted(runs: Path) -> None:
+def test_table_shows_measured_and_required_values(runs: Path) -> None:
     code, out, err = invoke(runs / "baseline", "--min-worst", 30, "--min-class", "bee=61", "--max-cv", 100)
     assert (code, err) == (1, "")
     head, *lines = out.splitlines()
@@ -105,7 +105,7 @@ def test_a_planted_regression_fails_and_another_seed_passes(runs: Path) -> None:
     assert invoke(runs / "again", "--no-worse-than", runs / "baseline")[0] == 0
 
 
-def test_json_is_whole_beside_annotations(runs: Path) -> None:
+def test_json_output_is_valid_with_annotations(runs: Path) -> None:
     code, out, err = invoke(runs / "baseline", "--min-worst", 41, "--json", GITHUB_ACTIONS="true")
     answer = json.loads(out)
     assert (code, answer["passed"]) == (1, False)
@@ -116,11 +116,11 @@ def test_json_is_whole_beside_annotations(runs: Path) -> None:
     assert err.startswith("::error ")
 
 
-def test_annotations_where_github_runs(runs: Path) -> None:
-    asked = [runs / "baseline", "--min-worst", 41, "--min-average", 1]
-    plain = invoke(*asked)[1]
+def test_annotations_on_github(runs: Path) -> None:
+    arguments = [runs / "baseline", "--min-worst", 41, "--min-average", 1]
+    plain = invoke(*arguments)[1]
     assert "::" not in plain
-    for out in (invoke(*asked, GITHUB_ACTIONS="true")[1], invoke(*asked, "--github")[1]):
+    for out in (invoke(*arguments, GITHUB_ACTIONS="true")[1], invoke(*arguments, "--github")[1]):
         first, *table, last, error, notice = out.splitlines()
         token = first.removeprefix("::stop-commands::")
         assert (last, len(token)) == (f"::{token}::", 32)
@@ -129,10 +129,10 @@ def test_annotations_where_github_runs(runs: Path) -> None:
             "::error title=classwise%3A worst-case%3A worst class ant::worst-case: worst class ant: 40"
         )
         assert notice == "::notice title=classwise::1 of 2 checks failed"
-    assert invoke(*asked, "--no-github", GITHUB_ACTIONS="true")[1] == plain
+    assert invoke(*arguments, "--no-github", GITHUB_ACTIONS="true")[1] == plain
 
 
-def test_escapes_are_what_the_runner_undoes() -> None:
+def test_annotation_escapes_round_trip() -> None:
     text = "100%: a, b\r\nc %25"
     escaped = _property(text)
     assert not set(escaped) & set(":,\r\n")
@@ -156,7 +156,7 @@ def commands_of(log: str) -> list[str]:
     return found
 
 
-def test_hostile_names_stay_text_everywhere(runs: Path, tmp_path: Path) -> None:
+def test_hostile_class_names_stay_text(runs: Path, tmp_path: Path) -> None:
     limits = [part for label in range(3) for part in ("--min-class", f"{label}=99")]
     junit = tmp_path / "deep" / "check.xml"
     code, out, _ = invoke(runs / "hostile", *limits, "--junit", junit, GITHUB_ACTIONS="true")
@@ -170,7 +170,7 @@ def test_hostile_names_stay_text_everywhere(runs: Path, tmp_path: Path) -> None:
     assert len(list(junitparser.JUnitXml.fromfile(str(junit)))) == 1
 
 
-def test_junit_is_read_by_others(runs: Path, tmp_path: Path) -> None:
+def test_junit_is_readable(runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "check.xml"
     demands = ["--min-worst", 30, "--min-average", 90, "--no-worse-than", runs / "baseline"]
     assert invoke(runs / "worse", *demands, "--junit", file)[0] == 1
@@ -188,7 +188,7 @@ def test_junit_is_read_by_others(runs: Path, tmp_path: Path) -> None:
     assert len(root.findall("testsuite/testcase/failure")) == 3
 
 
-def test_findings_fail(tmp_path: Path) -> None:
+def test_findings_fail_the_check(tmp_path: Path) -> None:
     found = Sanity(findings=[Finding(severity="warning", code="zero-gradient", text="At 9 of 40 images")])
     run = evaluated(tmp_path / "run", np.ones(3 * N, dtype=bool), sanity=found)
     assert invoke(run, "--fail-on", "error")[0] == 0
@@ -228,7 +228,7 @@ def bash(script: str | Path, *options: str, **environment: str) -> subprocess.Co
     )
 
 
-def test_a_pipeline_ends_with_the_verdict(runs: Path) -> None:
+def test_exit_code_in_a_pipeline(runs: Path) -> None:
     script = """
     set -o pipefail
     classwise check "$RUNS/again" --no-worse-than "$RUNS/baseline" | tee "$RUNS/log" | wc -l > /dev/null; echo $?
@@ -245,7 +245,7 @@ def action() -> dict:
     return yaml.safe_load((REPOSITORY / "action.yml").read_text(encoding="utf-8"))
 
 
-def test_inputs_reach_the_action_through_the_environment(action: dict) -> None:
+def test_action_passes_inputs_through_the_environment(action: dict) -> None:
     assert action["runs"]["using"] == "composite"
     *_, step = action["runs"]["steps"]
     named = re.findall(r"\$\{\{ inputs\.([a-z-]+) \}\}", " ".join(step["env"].values()))
@@ -256,12 +256,12 @@ def test_inputs_reach_the_action_through_the_environment(action: dict) -> None:
     assert set(re.findall(r"\$CHECK_\w+", step["run"])) == {f"${name}" for name in step["env"]}
 
 
-def test_every_limit_of_the_command_is_an_input_of_the_action(action: dict) -> None:
+def test_action_has_every_limit_of_the_command(action: dict) -> None:
     options = set(re.findall(r"--([a-z-]+)", invoke("--help")[1]))
     assert options - {"json", "github", "no-github", "help"} == set(action["inputs"]) - {"run", "install"}
 
 
-def test_the_examples_of_the_documentation_fit(action: dict) -> None:
+def test_documented_examples_match_the_action(action: dict) -> None:
     text = (REPOSITORY / "docs" / "ci.md").read_text(encoding="utf-8")
     workflow, gitlab, hooks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
     (used,) = [step["with"] for step in workflow["jobs"]["gate"]["steps"] if "classwise" in step.get("uses", "")]
@@ -269,9 +269,9 @@ def test_the_examples_of_the_documentation_fit(action: dict) -> None:
     assert gitlab["robustness"]["artifacts"]["reports"]["junit"] in " ".join(gitlab["robustness"]["script"])
     assert hooks["repos"][0]["hooks"][0]["language"] == "system"
     known = set(re.findall(r"--[a-z-]+", invoke("--help")[1]))
-    asked = re.findall(r"classwise check ([^#\n]*)", text)
-    assert len(asked) > 5
-    assert set(re.findall(r"--[a-z-]+", " ".join(asked))) <= known
+    commands = re.findall(r"classwise check ([^#\n]*)", text)
+    assert len(commands) > 5
+    assert set(re.findall(r"--[a-z-]+", " ".join(commands))) <= known
 
 
 @pytest.mark.parametrize(
@@ -282,9 +282,7 @@ def test_the_examples_of_the_documentation_fit(action: dict) -> None:
         ({"run": "$(touch planted)", "min-worst": '1"; touch planted; `touch planted`'}, 2),
     ],
 )
-def test_the_action_ends_with_the_verdict(
-    runs: Path, tmp_path: Path, action: dict, inputs: dict[str, str], code: int
-) -> None:
+def test_exit_code_of_the_action(runs: Path, tmp_path: Path, action: dict, inputs: dict[str, str], code: int) -> None:
     *_, step = action["runs"]["steps"]
     given = {name: str(about.get("default", "")) for name, about in action["inputs"].items()} | inputs
     for name in ("run", "no-worse-than"):
@@ -300,5 +298,5 @@ def test_the_action_ends_with_the_verdict(
     assert ended.returncode == code, ended.stderr
     assert not (tmp_path / "planted").exists()
     assert (tmp_path / "check.xml").exists() == ("junit" in inputs)
-    told = {0: ["notice"], 1: ["error", "error", "notice"], 2: []}
-    assert commands_of(ended.stdout) == told[code]
+    expected = {0: ["notice"], 1: ["error", "error", "notice"], 2: []}
+    assert commands_of(ended.stdout) == expected[code]

@@ -1,4 +1,4 @@
-"""The commands as a user runs them: what they print, what they write, how they end."""
+"""The commands as a user runs them: output, files, exit codes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_training_without_validation_hands_out_the_last_epoch(tmp_path: Path) -> None:
+def test_training_without_validation_keeps_the_last_epoch(tmp_path: Path) -> None:
     settings = ["-o", "epochs=1", "-o", "validation_per_class=0", "-o", "select=last"]
     code, out, _ = invoke("train", "digits/standard", *settings, "--out", tmp_path / "run")
     assert code == 0
@@ -46,7 +46,7 @@ def test_training_without_validation_hands_out_the_last_epoch(tmp_path: Path) ->
     assert (code, json.loads(out)["validation"]["robust"]) == (0, None)
 
 
-def test_training_says_why_it_ended_early(tmp_path: Path) -> None:
+def test_training_reports_why_it_stopped_early(tmp_path: Path) -> None:
     settings = ["-o", "epochs=40", "-o", "patience=1", "-o", "optimizer.lr=1e-9", "-o", "attack.steps=1"]
     code, out, _ = invoke("train", "digits/madry", *settings, "--out", tmp_path / "run")
     assert code == 0
@@ -78,7 +78,7 @@ def test_train_then_evaluate_then_compare_then_check(tmp_path: Path) -> None:
     assert expected <= written
 
 
-def test_json_answers_are_the_files(runs: Path, tmp_path: Path) -> None:
+def test_json_output_equals_the_files(runs: Path, tmp_path: Path) -> None:
     arguments = ["--model", runs / "madry", "--data", "digits", "--attack", "fgsm", "--eps", "0.1", "--per-class", 3]
     code, out, _ = invoke("evaluate", *arguments, "--out", tmp_path / "e", "--json")
     assert code == 0
@@ -131,7 +131,7 @@ def test_list_names_everything_registered(kind: str) -> None:
     assert all(name in out for name in names)
 
 
-def test_list_shows_sizes_of_images_only_where_they_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_shows_image_sizes_only_if_configurable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     _, out, _ = invoke("list", "datasets")
     lines = {line.split()[0]: line for line in out.splitlines() if "without" in line}
@@ -254,7 +254,7 @@ def test_bad_reports_are_one_line_and_exit_2(runs: Path, tmp_path: Path, argumen
     assert message in err
 
 
-def test_directory_of_another_run(runs: Path, tmp_path: Path) -> None:
+def test_directory_of_another_run_is_refused(runs: Path, tmp_path: Path) -> None:
     code, _, err = invoke("train", "digits/madry", "-o", "epochs=4", "--out", runs / "standard")
     assert (code, "holds another training" in err) == (2, True)
     (tmp_path / "thesis.txt").write_text("mine")
@@ -263,8 +263,8 @@ def test_directory_of_another_run(runs: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_demo_from_nothing_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole story with short trainings: the page is there, tells of every model, and a second run reuses all."""
+def test_demo_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With short trainings the page names every model, and a second run reuses all results."""
     from classwise.config.recipes import Recipe, load_recipe
 
     def short(recipe: str, overrides: dict[str, object] | None = None) -> Recipe:
@@ -289,29 +289,29 @@ def test_version() -> None:
     assert invoke("--version") == (0, f"classwise {cw.__version__}\n", "")
 
 
-def test_a_terminal_without_unicode_gets_the_result_all_the_same(runs: Path) -> None:
+def test_terminal_without_unicode_shows_the_result(runs: Path) -> None:
     command = [sys.executable, "-m", "classwise", "check", str(runs / "madry"), "--min-worst", "0"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (ended.returncode, ended.stdout.rstrip().endswith("ok")) == (0, True), ended.stderr
 
 
-def test_an_attack_may_bring_its_own_radius(runs: Path, tmp_path: Path) -> None:
+def test_radius_of_the_attack_is_used(runs: Path, tmp_path: Path) -> None:
     arguments = ["--model", runs / "madry", "--data", "digits", "--per-class", 2, "--attack", "pgd:eps=0.1,norm=L2"]
     code, out, _ = invoke("evaluate", *arguments, "--out", tmp_path / "out")
     assert code == 0
     assert "L2 eps = 0.1" in out
 
 
-def test_several_seeds_train_side_by_side(tmp_path: Path) -> None:
+def test_several_seeds(tmp_path: Path) -> None:
     quick = ["-o", "epochs=1", "--out", tmp_path / "runs"]
     code, out, _ = invoke("train", "digits/standard", "--seeds", "3,1", *quick)
     assert code == 0
     assert out.count("best epoch 1 of 1") == 2
     for seed in (3, 1):
         assert f"--model {tmp_path / 'runs' / f'seed-{seed}'} " in out
-        asked = json.loads((tmp_path / "runs" / f"seed-{seed}" / "run.json").read_text(encoding="utf-8"))
-        assert asked["training"]["asked"]["seed"] == seed
+        contents = json.loads((tmp_path / "runs" / f"seed-{seed}" / "run.json").read_text(encoding="utf-8"))
+        assert contents["training"]["asked"]["seed"] == seed
     code, out, _ = invoke("train", "digits/standard", "--seeds", "3,1", *quick, "--resume", "--json")
     assert code == 0
     assert [Path(answer["directory"]).name for answer in json.loads(out)] == ["seed-3", "seed-1"]
@@ -328,7 +328,7 @@ def test_several_seeds_train_side_by_side(tmp_path: Path) -> None:
     assert err == "error: seeds must be whole numbers joined by commas, as 0,1,2; got '1,two'\n"
 
 
-def test_a_fast_evaluation_tells_its_audit(runs: Path, tmp_path: Path) -> None:
+def test_fast_evaluation_prints_its_audit(runs: Path, tmp_path: Path) -> None:
     attack = ["--model", runs / "madry", "--data", "digits", "--eps", "0.1", "--attack", "fast:steps=5,queries=40"]
     code, out, _ = invoke("evaluate", *attack, "--per-class", 20, "--out", tmp_path / "fast")
     assert code == 0
@@ -343,19 +343,19 @@ def test_a_fast_evaluation_tells_its_audit(runs: Path, tmp_path: Path) -> None:
     assert "ensemble-square" in out
 
 
-def test_an_evaluation_may_stop_when_the_worst_class_is_known(runs: Path, tmp_path: Path) -> None:
-    asked = ["--model", runs / "madry", "--data", "digits", "--eps", "0.1", "--attack", "fgsm"]
-    code, out, _ = invoke("evaluate", *asked, "--until-worst-ci", 14, "--out", tmp_path / "soon")
+def test_evaluation_stops_at_the_requested_interval(runs: Path, tmp_path: Path) -> None:
+    arguments = ["--model", runs / "madry", "--data", "digits", "--eps", "0.1", "--attack", "fgsm"]
+    code, out, _ = invoke("evaluate", *arguments, "--until-worst-ci", 14, "--out", tmp_path / "soon")
     assert code == 0
     assert "Target: 95% interval of the worst class within ±14.0 points" in out
-    code, _, err = invoke("evaluate", *asked, "--until-worst-ci", 0, "--out", tmp_path / "never")
+    code, _, err = invoke("evaluate", *arguments, "--until-worst-ci", 0, "--out", tmp_path / "never")
     assert code == 2
     assert err == "error: until_worst_ci must be above 0 and below 50 percentage points, got 0.0\n"
 
 
-def test_an_unknown_engine_is_one_line(runs: Path, tmp_path: Path) -> None:
-    asked = ["--model", runs / "madry", "--data", "digits", "--engine", "warp", "--out", tmp_path / "out"]
-    code, _, err = invoke("evaluate", *asked)
+def test_unknown_engine_is_one_line(runs: Path, tmp_path: Path) -> None:
+    arguments = ["--model", runs / "madry", "--data", "digits", "--engine", "warp", "--out", tmp_path / "out"]
+    code, _, err = invoke("evaluate", *arguments)
     assert code == 2
     assert "engine" in err
     assert "compiled" in err

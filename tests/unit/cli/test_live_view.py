@@ -1,4 +1,4 @@
-"""What is seen while training: on a terminal of any width, beside one, and after Ctrl-C."""
+"""Progress of training: on a terminal of any width, without a terminal, and after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from rich.console import Console
 from classwise.cli import console
 from classwise.cli.live_view import WEAKEST, EpochLines, LiveView, fitted, sparkline, weakest
 from classwise.core.progress import Epoch
+from classwise.data import load_data
 
 CURSOR_HIDDEN, CURSOR_SHOWN = "\x1b[?25l", "\x1b[?25h"
 
@@ -55,7 +56,7 @@ def test_one_run_shows_its_numbers_and_its_weakest_classes() -> None:
     ]
 
 
-def test_several_runs_have_a_line_each() -> None:
+def test_several_runs_have_one_line_each() -> None:
     epochs = [
         make_epoch(["airplane", "cat", "dog"], [80.0, 12.5, 99.0], run="seed-0"),
         make_epoch(["airplane", "cat", "dog"], [70.0, 50.5, None], run="seed-10", epoch=2),
@@ -74,11 +75,11 @@ def test_several_runs_have_a_line_each() -> None:
     ]
 
 
-def test_without_validation_there_is_the_loss() -> None:
+def test_without_validation_the_loss_is_shown() -> None:
     assert drawn([make_epoch(["cat"], [None], measured=False)], 80) == ["epoch 3/30  loss 1.234"]
 
 
-def test_of_many_classes_the_weakest_are_shown() -> None:
+def test_many_classes_show_the_weakest() -> None:
     values: list[float | None] = [float(value) for value in range(1000)]
     epoch = make_epoch([f"class {label}" for label in range(1000)], values[::-1])
     assert weakest(epoch) == [(f"class {999 - rank}", float(rank)) for rank in range(WEAKEST)]
@@ -88,7 +89,7 @@ def test_of_many_classes_the_weakest_are_shown() -> None:
     assert len(drawn([epoch, epoch], 200)[0]) < 120
 
 
-def test_terminals_without_blocks_get_signs_they_have() -> None:
+def test_ascii_terminals_get_ascii_characters() -> None:
     epochs = [make_epoch(["ant", "bee"], [0.0, 60.0], run=run) for run in ("a", "b")]
     assert drawn(epochs, 100, encoding="ascii")[0].endswith("worst class ant at 0.0  06")
     assert "#####" in drawn(epochs[:1], 100, encoding="ascii")[1]
@@ -105,7 +106,7 @@ def test_terminals_without_blocks_get_signs_they_have() -> None:
     width=st.integers(20, 120),
     values=st.lists(st.none() | st.floats(0, 100), min_size=30, max_size=30),
 )
-def test_no_name_and_no_width_breaks_the_lines(
+def test_lines_fit_for_all_names_and_widths(
     names: list[str], runs: list[str], width: int, values: list[float | None]
 ) -> None:
     epochs = [make_epoch(names, values[: len(names)], run=f"r{run}") for run in runs]
@@ -117,7 +118,7 @@ def test_no_name_and_no_width_breaks_the_lines(
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.text("ab ", min_size=1, max_size=9)), min_size=1), st.integers(1, 60))
-def test_what_is_left_out_weighs_least(parts: list[tuple[int, str]], width: int) -> None:
+def test_lightest_parts_are_left_out(parts: list[tuple[int, str]], width: int) -> None:
     line = fitted(parts, width)
     heaviest = max(parts, key=lambda part: part[0])
     assert heaviest[1] in line
@@ -132,7 +133,7 @@ def test_sparklines_rise_with_their_values() -> None:
     assert (line[0], line[-1], len(set(line))) == ("▁", "█", 8)
 
 
-def test_beside_a_terminal_there_is_a_line_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_each_run_prints_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     monkeypatch.setattr(console, "ERR", Console(file=written, width=20))
     monkeypatch.setattr(console, "NOTE_SECONDS", 0.02)
@@ -151,7 +152,7 @@ def test_beside_a_terminal_there_is_a_line_for_each_run(monkeypatch: pytest.Monk
     ]
 
 
-def test_other_tasks_keep_their_bar_and_their_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_without_epochs_show_bar_and_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     terminal = Console(file=written, width=40, force_terminal=True, force_interactive=True, color_system=None)
     monkeypatch.setattr(console, "ERR", terminal)
@@ -171,7 +172,8 @@ def test_other_tasks_keep_their_bar_and_their_notes(monkeypatch: pytest.MonkeyPa
 
 
 def on_terminal(arguments: list[str], *, columns: int, interrupt_at: str | None = None) -> tuple[int, str, bool]:
-    """Run the command on a terminal: its exit code, what it wrote, and whether the terminal is as it was."""
+    """Run the command on a terminal: its exit code, its output, and whether the terminal is restored."""
+    load_data("digits", split="train")  # caches the images: decoding them would show a view of its own
     pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
     import fcntl
     import subprocess

@@ -1,4 +1,4 @@
-"""``classwise repair`` and trainings that end with one: what they print, what they write, how they end."""
+"""``classwise repair`` and trainings that end with one: output, files, exit codes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def error(*arguments: object) -> str:
     return line
 
 
-def test_a_repair_from_the_command_line(run: Path, tmp_path: Path) -> None:
+def test_repair_command(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "fixed"
     code, printed, _ = invoke("repair", run, "--data", "digits", "--rule", "worst", *QUICK, "--out", out)
     assert code == 0
@@ -81,7 +81,7 @@ def test_a_repair_from_the_command_line(run: Path, tmp_path: Path) -> None:
     }
 
 
-def test_the_json_answer_is_the_file(run: Path, tmp_path: Path) -> None:
+def test_json_output_equals_the_file(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "fixed"
     code, printed, _ = invoke("repair", run, "--data", "digits", *QUICK, "--no-evaluate", "--out", out, "--json")
     assert code == 0
@@ -90,7 +90,7 @@ def test_the_json_answer_is_the_file(run: Path, tmp_path: Path) -> None:
     assert not (out / "report.json").exists()
 
 
-def test_a_floor(run: Path, tmp_path: Path) -> None:
+def test_floor(run: Path, tmp_path: Path) -> None:
     arguments = ["repair", run, "--data", "digits", "--device", "cpu", "--no-evaluate"]
     start = load_report_of_start(run, tmp_path / "start")
     floor = start + 2
@@ -112,7 +112,7 @@ def load_report_of_start(run: Path, out: Path) -> float:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--data", "digits", "--split", "test"], "split 'test' is reserved for the test evaluation"),
         (["--data", "digits", "--floor", "0"], "the floor is a percentage from 1 to below 100, got 0"),
@@ -132,13 +132,13 @@ def load_report_of_start(run: Path, out: Path) -> float:
         (["--data", "digits", "--weights", "gone.pt"], "no such file"),
     ],
 )
-def test_bad_input_is_one_line(run: Path, tmp_path: Path, words: list[str], said: str) -> None:
+def test_bad_input_is_one_line(run: Path, tmp_path: Path, words: list[str], message: str) -> None:
     line = error("repair", run, *words, "--device", "cpu", "--out", tmp_path / "out")
-    assert said in line
+    assert message in line
     assert not (tmp_path / "out" / "repair.json").exists()
 
 
-def test_models_that_cannot_be_repaired(run: Path, tmp_path: Path) -> None:
+def test_unrepairable_models_are_refused(run: Path, tmp_path: Path) -> None:
     out = ["--out", tmp_path / "out", "--device", "cpu"]
     assert "no such run directory" in error("repair", "runs/gone", "--data", "digits", "--split", "train", *out)
     assert "without weights" in error("repair", "digits-cnn", "--data", "digits", "--split", "train", *out)
@@ -150,11 +150,11 @@ def test_models_that_cannot_be_repaired(run: Path, tmp_path: Path) -> None:
         "import torch\nfrom classwise.models import DigitsCNN\n"
         "def make():\n    return torch.nn.Sequential(DigitsCNN(), torch.nn.Softmax(1))\n"
     )
-    said = error("repair", f"{tmp_path}/mine.py:make", "--data", "digits", "--split", "train", *out)
-    assert "returns probabilities, not logits" in said
+    message = error("repair", f"{tmp_path}/mine.py:make", "--data", "digits", "--split", "train", *out)
+    assert "returns probabilities, not logits" in message
 
 
-def test_a_directory_that_is_taken(run: Path, fixed: Path) -> None:
+def test_used_directory_is_refused_without_resume(run: Path, fixed: Path) -> None:
     arguments = ["repair", run, "--data", "digits", *QUICK, "--out", fixed]
     assert "already holds this repair: add --resume" in error(*arguments, "--rule", "worst")
     assert "holds another repair" in error(*arguments, "--rule", "tenth")
@@ -180,7 +180,7 @@ def test_repairs_are_listed() -> None:
     assert (code, json.loads(printed)) == (0, list(METHODS))
 
 
-def test_what_follows_a_repair(run: Path, fixed: Path, tmp_path: Path) -> None:
+def test_commands_after_a_repair(run: Path, fixed: Path, tmp_path: Path) -> None:
     """The commands that the documentation names work on its directory."""
     code, printed, _ = invoke("compare", fixed / "original", fixed, "--json")
     assert code == 0
@@ -218,7 +218,7 @@ def test_training_with_a_repair(tmp_path: Path) -> None:
     assert "Fitted on 100 images" in printed
 
 
-def test_an_unreachable_floor_leaves_the_trained_run(tmp_path: Path) -> None:
+def test_unreachable_floor_keeps_the_trained_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.warns(UserWarning, match="was trained but not repaired: a floor of 99.5% is not reachable"):
         code, printed, _ = invoke("train", "digits/standard", *SHORT, "-o", "repair.floor=99.5", "--out", out)
@@ -232,7 +232,7 @@ def test_an_unreachable_floor_leaves_the_trained_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("repair.floor=0", "repair.floor"),
         ("repair.floor=100", "repair.floor"),
@@ -240,13 +240,13 @@ def test_an_unreachable_floor_leaves_the_trained_run(tmp_path: Path) -> None:
         ("repair.flor=20", "did you mean"),
     ],
 )
-def test_recipes_with_a_wrong_repair(tmp_path: Path, override: str, said: str) -> None:
+def test_invalid_repair_in_a_recipe_is_refused(tmp_path: Path, override: str, message: str) -> None:
     line = error("train", "digits/standard", *SHORT, "-o", override, "--out", tmp_path / "run")
-    assert said in line
+    assert message in line
     assert not (tmp_path / "run").exists()
 
 
-def test_the_repair_of_a_copied_run_is_made_anew(run: Path, tmp_path: Path) -> None:
+def test_repaired_run_can_be_moved(run: Path, tmp_path: Path) -> None:
     """A run directory may be moved with its repair inside."""
     shutil.copytree(run, tmp_path / "moved")
     arguments = ["--data", "digits", *QUICK, "--no-evaluate", "--rule", "worst"]

@@ -1,4 +1,4 @@
-"""The user's own code by name: what is found, and what is said when it is not."""
+"""User code by name: what is found, and the errors otherwise."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def write(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_finds_a_name_in_a_file(write):
+def test_name_in_a_file(write):
     write("zoo/net.py", "def make():\n    return 41 + 1\n")
     assert load_attribute("zoo/net.py:make", "model")() == 42
     assert call_attribute("zoo/net.py:make", "model") == 42
 
 
-def test_finds_a_name_in_a_module_of_the_working_directory(write):
+def test_name_in_a_module_of_the_working_directory(write):
     write("my_zoo/__init__.py", "")
     write("my_zoo/nets.py", "class Nets:\n    @staticmethod\n    def tiny():\n        return 'tiny'\n")
     path = list(sys.path)
@@ -42,7 +42,7 @@ def test_finds_a_name_in_a_module_of_the_working_directory(write):
     assert sys.path == path
 
 
-def test_a_file_may_import_its_neighbour_and_use_dataclasses(write):
+def test_file_may_import_its_directory_and_define_dataclasses(write):
     write("zoo/neighbour_of_net.py", "SIZE = 7\n")
     text = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
     text += "from neighbour_of_net import SIZE\n"
@@ -53,7 +53,7 @@ def test_a_file_may_import_its_neighbour_and_use_dataclasses(write):
     assert sys.path == path
 
 
-def test_files_of_one_name_do_not_meet_and_edits_are_seen(write):
+def test_files_of_the_same_name_are_separate_and_reloaded(write):
     one, two = write("a/net.py", "NAME = 'a'\n"), write("b/net.py", "NAME = 'b'\n")
     assert load_attribute(f"{one}:NAME", "model") == "a"
     assert load_attribute(f"{two}:NAME", "model") == "b"
@@ -61,14 +61,14 @@ def test_files_of_one_name_do_not_meet_and_edits_are_seen(write):
     assert load_attribute(f"{one}:NAME", "model") == "edited"
 
 
-def test_an_installed_module_is_not_hidden_by_a_file_of_the_working_directory(write):
+def test_installed_module_takes_precedence(write):
     write("colorsys.py", "HIDDEN = True\n")
     sys.modules.pop("colorsys", None)
     assert load_attribute("colorsys:rgb_to_hsv", "model")(0, 0, 0) == (0.0, 0.0, 0)
 
 
 @pytest.mark.parametrize(
-    ("text", "spec", "said"),
+    ("text", "spec", "message"),
     [
         ("", "net.py", "expected package.module:name or path/to/file.py:name"),
         ("", "net.py:", "expected package.module:name"),
@@ -87,17 +87,17 @@ def test_an_installed_module_is_not_hidden_by_a_file_of_the_working_directory(wr
         ("", "runs/x:make", "'runs/x' is neither a module name nor a .py file"),
     ],
 )
-def test_failures_are_one_line_with_the_cause(write, text, spec, said):
+def test_failures_are_one_line_with_the_cause(write, text, spec, message):
     write("net.py", text)
     with pytest.raises(InputError) as caught:
         call_attribute(spec, "data")
     message = str(caught.value)
-    assert said in message
+    assert message in message
     assert message.startswith(f"data {spec!r}: ")
     assert "\n" not in message
 
 
-def test_the_cause_is_kept_and_a_failed_file_leaves_no_module(write):
+def test_failed_file_keeps_the_cause_and_leaves_no_module(write):
     before = set(sys.modules)
     with pytest.raises(InputError) as caught:
         load_attribute(write("net.py", "raise KeyError('x')\n") + ":make", "model")
@@ -105,7 +105,7 @@ def test_the_cause_is_kept_and_a_failed_file_leaves_no_module(write):
     assert not [name for name in set(sys.modules) - before if "net" in name]
 
 
-def test_an_interrupt_is_not_swallowed(write):
+def test_interrupt_is_raised(write):
     with pytest.raises(KeyboardInterrupt):
         load_attribute(write("net.py", "raise KeyboardInterrupt\n") + ":make", "model")
 

@@ -45,12 +45,12 @@ def refused(recipe, overrides=None) -> str:
     return str(caught.value)
 
 
-def test_some_recipes_are_shipped():
+def test_recipes_of_the_package():
     assert {"digits/standard", "digits/madry", "digits/trades", "digits/wat"} <= set(recipe_names())
 
 
 @for_each("name", recipe_names())
-def test_shipped_recipes_name_only_what_there_is(name):
+def test_recipes_of_the_package_are_valid(name):
     recipe = load_recipe(name)
     assert recipe.name == name
     assert recipe.data.name in DATASETS
@@ -67,7 +67,7 @@ def test_shipped_recipes_name_only_what_there_is(name):
     assert not header.startswith("#")
 
 
-def test_least_recipe(write):
+def test_minimal_recipe(write):
     recipe = load_recipe(write())
     assert recipe.name == "mine"
     assert recipe.model == {"name": "digits-cnn"}
@@ -75,7 +75,7 @@ def test_least_recipe(write):
     assert (recipe.eps, recipe.norm, recipe.seed, recipe.ema, recipe.clip) == ("8/255", "Linf", 0, 0, None)
 
 
-def test_text_and_table_make_the_same_recipe(write):
+def test_text_and_table_give_the_same_recipe(write):
     base = MINIMAL.replace('"madry"', '{ name = "trades", beta = "6.0" }')
     table = load_recipe(write(base=base))
     text = load_recipe(write(base=MINIMAL.replace('"madry"', '"trades:beta=6.0"')))
@@ -83,7 +83,7 @@ def test_text_and_table_make_the_same_recipe(write):
     assert text.objective == {"name": "trades", "beta": "6.0"}
 
 
-def test_a_recipe_object_passes_through(write):
+def test_recipe_object(write):
     recipe = load_recipe(write('name = "called"'))
     assert load_recipe(recipe) == recipe
     changed = load_recipe(recipe, {"seed": 4, "objective.beta": 2.0})
@@ -91,7 +91,7 @@ def test_a_recipe_object_passes_through(write):
     assert recipe.objective == {"name": "madry"}
 
 
-def test_radius_of_either_norm(write):
+def test_radius_of_both_norms(write):
     assert load_recipe(write("eps = 0.2")).eps == "0.2"
     assert load_recipe(write('eps = "2.0"\nnorm = "L2"')).eps == "2.0"
     assert load_recipe(write('norm = "L2"'), {"eps": "3/2"}).eps == "3/2"
@@ -125,7 +125,7 @@ def test_radius_of_either_norm(write):
         ("[augment]\ncrop = -4", "augment.crop = -4: input should be greater than or equal to 0"),
     ],
 )
-def test_impossible_values(write, extra, complaint):
+def test_invalid_values_are_refused(write, extra, complaint):
     path = write(extra)
     message = refused(path)
     assert message.startswith(f"recipe {path}: ")
@@ -171,7 +171,7 @@ def test_overrides():
     assert changed.model_dump() == expected | {"augment": {"crop": 0, "flip": True, "part": None, "size": None}}
 
 
-def test_overrides_reach_into_shorthand(write):
+def test_overrides_change_settings_of_text_specs(write):
     path = write('schedule = "step:every=10"\npolicy = "wat"')
     changed = load_recipe(path, {"schedule.gamma": 0.5, "policy.eta": 0.1, "model.width": 8})
     assert changed.schedule == {"name": "step", "every": "10", "gamma": 0.5}
@@ -179,7 +179,7 @@ def test_overrides_reach_into_shorthand(write):
     assert changed.model == {"name": "digits-cnn", "width": 8}
 
 
-def test_overrides_reach_into_what_a_recipe_leaves_at_its_default(write):
+def test_overrides_change_settings_of_defaults(write):
     changed = load_recipe(write(), {"optimizer.lr": 0.05, "validation_attack.steps": 20})
     assert changed.optimizer == {"name": "sgd", "lr": 0.05}
     assert changed.validation_attack == {"name": "pgd", "steps": 20}
@@ -220,7 +220,7 @@ def test_overrides_from_a_command_line():
 
 
 @pytest.mark.parametrize("item", ["seed", "=3", " =3", ""])
-def test_unreadable_overrides(item):
+def test_invalid_overrides_are_refused(item):
     with pytest.raises(InputError, match="expected key=value") as caught:
         parse_overrides([item])
     assert repr(item) in str(caught.value)

@@ -86,7 +86,7 @@ def test_text_round_trip(name, options):
         (["pgd"], r"got \['pgd'\]"),
     ],
 )
-def test_unreadable(given_spec, complaint):
+def test_invalid_specs_are_refused(given_spec, complaint):
     with pytest.raises(InputError, match=complaint) as caught:
         Spec.parse(given_spec)
     assert "\n" not in str(caught.value)
@@ -131,7 +131,7 @@ def test_build_errors(given_spec, complaint):
     "given_spec",
     ["pgd:steps=many", "pgd:steps=1.5", "pgd:start=middle", "pgd:targeted=perhaps", "pgd:step_size=a/b"],
 )
-def test_wrong_values_name_the_setting(given_spec):
+def test_invalid_values_name_the_setting(given_spec):
     key, value = given_spec.removeprefix("pgd:").split("=")
     with pytest.raises(InputError) as caught:
         build("attack", REGISTRY, given_spec)
@@ -139,7 +139,7 @@ def test_wrong_values_name_the_setting(given_spec):
     assert "\n" not in str(caught.value)
 
 
-def test_convert_leaves_what_is_not_given_to_the_default():
+def test_convert_leaves_unset_settings_out():
     assert convert("it", Pgd, {}) == {}
     assert convert("it", Pgd, {"steps": "7"}) == {"steps": 7}
 
@@ -156,13 +156,13 @@ def test_bad_fractions(text):
         parse_number(text)
 
 
-def test_other_values_are_left_alone():
+def test_other_values_are_unchanged():
     assert parse_number("0.031") == "0.031"
     assert parse_number(3) == 3
     assert parse_number(None) is None
 
 
-def test_unknown_lists_what_is_known():
+def test_unknown_lists_known_names():
     assert str(unknown("norm", "l2", ["Linf", "L2"])) == "unknown norm 'l2': did you mean 'L2'? (known: L2, Linf)"
     assert str(unknown("thing", "x", [])) == "unknown thing 'x': (known: none)"
     assert isinstance(unknown("thing", "x", []), ValueError)

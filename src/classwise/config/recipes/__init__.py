@@ -5,6 +5,7 @@ An unknown key, a wrong type or an invalid value raises a one-line error with th
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
@@ -208,7 +209,9 @@ def _find(recipe: str | Path) -> Path:
             raise InputError(f"no such recipe file: {given}")
         return given
     if str(recipe) not in recipe_names():
-        raise unknown("recipe", str(recipe), recipe_names())
+        close = difflib.get_close_matches(str(recipe), recipe_names(), n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise InputError(f"unknown recipe {str(recipe)!r}: {hint}See classwise list recipes, or pass a .toml file")
     return Path(str(files(__package__))) / f"{recipe}.toml"
 
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor, nn
 
-from classwise.core.choices import EngineName
+from classwise.core.choices import EngineName, RepairRule
 from classwise.core.progress import SILENT, Progress
 from classwise.core.threat import Threat
 from classwise.data import ImageSet, ordered
 from classwise.metrics.counts import Ints
-from classwise.repairs.fit import Fit, Rule
+from classwise.repairs.fit import Fit
 from classwise.storage.margins import Margins
 
 Images = Literal["validation", "training", "none"]
@@ -32,7 +32,7 @@ class Case:
     train: Ints
     """Images to train on: those of the model's own training where they are known, else ``index``."""
     threat: Threat
-    rule: Rule = "rho"
+    rule: RepairRule = "rho"
     floor: float | None = None
     """As a share; replaces the rule."""
     seed: int = 0
