@@ -1,4 +1,4 @@
-"""The pages in a real browser: no network, no errors, a switch that works, no sideways scroll, light and dark."""
+"""The pages in a browser: no network, no errors, a working attack switch, no horizontal scroll, light and dark."""
 
 from __future__ import annotations
 
