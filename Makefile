@@ -1,16 +1,22 @@
-# Every target sets up what it needs in its own virtual environment, from a bare checkout.
+# Every target installs what it needs into its own virtual environment.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test check lint format bench clean
 
 demo: $(VENV)/.core
 	$(BIN)/classwise demo --out demo
 
+# The whole suite.
 test: lint
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(PYTEST)
+
+# Lint, types and the fast tests: two minutes on two cores.
+check: lint
+	$(PYTEST) -m "not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -30,7 +36,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	$(PIP) --editable .
 	@touch $@
 
-# These ask for torchvision and more, which the comparisons with them do not need.
+# --no-deps: these packages require torchvision and more, which our comparisons do not use.
 $(VENV)/.dev: $(VENV)/.core
 	$(PIP) --editable ".[dev]"
 	$(PIP) --no-deps torchattacks pyautoattack adversarial-robustness-toolbox six

@@ -1,9 +1,8 @@
-"""Every method on digits, several seeds: natural and robust accuracy, average and worst class, beside TRADES.
+"""All methods on digits over several seeds: natural and robust accuracy, average and worst class, relative to TRADES.
 
     python benchmarks/digits_study.py --out runs/study --workers 2
 
-What is finished is kept: a second call goes on where the first stopped. The table goes to standard output and to
-OUT/study.md.
+Finished runs are kept, so a second call continues. The table is printed and written to OUT/study.md.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from typing import Any
 EPS = "0.2"
 ATTACKS = ("pgd:steps=20", "temperature-pgd:inv_t=2+5+10+50")
 FIRST = ("standard", "trades")
-"""Trained before the others, which start from them or are labelled by them."""
+"""Trained first: other methods start from them or are labeled by them."""
 
 
 def finished(out: Path) -> dict[str, Any] | None:
-    """The report of a run that was made earlier."""
+    """The report of a finished run."""
     path = out / "report.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def make(root: Path, method: str, seed: int) -> None:
-    """Train one model and attack it."""
+    """Train and evaluate one model."""
     import torch
 
     import classwise as cw
@@ -52,7 +51,7 @@ def make(root: Path, method: str, seed: int) -> None:
 
 
 def rows(root: Path, methods: list[str], seeds: list[int]) -> list[list[str]]:
-    """One row a method: means over seeds, and their standard deviation."""
+    """One row per method: mean and standard deviation over the seeds."""
     reports = {m: [r for s in seeds if (r := finished(root / m / f"seed-{s}"))] for m in methods}
     made = []
     for method in sorted(methods, key=lambda m: -_mean([_of(r, "pgd", "worst") for r in reports[m]])):
@@ -103,7 +102,7 @@ def _spread(values: list[float], digits: int = 1) -> str:
 
 
 def main() -> None:
-    """Train, attack, print."""
+    """Train and evaluate all methods and print the table."""
     from classwise.config.recipes import recipe_names
 
     every = [name.removeprefix("digits/") for name in recipe_names() if name.startswith("digits/")]
@@ -112,18 +111,18 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=every)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--workers", type=int, default=2)
-    asked = parser.parse_args()
+    given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    methods = [*FIRST, *(m for m in asked.methods if m not in FIRST)]
-    with ProcessPoolExecutor(asked.workers) as pool:
+    methods = [*FIRST, *(m for m in given.methods if m not in FIRST)]
+    with ProcessPoolExecutor(given.workers) as pool:
         for part in (FIRST, methods[len(FIRST) :]):
-            jobs = {pool.submit(make, asked.out, m, seed): (m, seed) for seed in asked.seeds for m in part}
+            jobs = {pool.submit(make, given.out, m, seed): (m, seed) for seed in given.seeds for m in part}
             for job in as_completed(jobs):
                 error = job.exception()
                 print(*jobs[job], "done" if error is None else f"failed: {error}", flush=True)
-    table = [HEADER, ["---"] * len(HEADER), *rows(asked.out, methods, asked.seeds)]
+    table = [HEADER, ["---"] * len(HEADER), *rows(given.out, methods, given.seeds)]
     text = "\n".join("| " + " | ".join(row) + " |" for row in table)
-    (asked.out / "study.md").write_text(text + "\n")
+    (given.out / "study.md").write_text(text + "\n")
     print(text)
 
 

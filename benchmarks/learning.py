@@ -1,11 +1,11 @@
-"""Does the compiled engine in bfloat16 learn what the eager one learns in float32? Several seeds of both, by class.
+"""Training with the compiled engine in bfloat16 and the eager one in float32: accuracy by class over several seeds.
 
     python benchmarks/learning.py --out runs/learning
     python benchmarks/learning.py --recipe digits/trades --out runs/learning -o epochs=10
 
-A short training on a part of the images, whose learning rate rises and falls: where it stays high, what the last steps
-did decides, and seeds differ by more than anything else. Judged is the last epoch, by PGD-20 on all test images. What
-is finished is kept: a second call goes on where the first stopped.
+Training is short, on a part of the images, with a cyclic learning rate: with a constant high rate the last steps decide
+and seeds differ too much. The last epoch is evaluated by PGD-20 on all test images. Finished runs are kept, so a second
+call continues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ATTACK = "pgd:steps=20"
 
 
 def learned(root: Path, recipe: Recipe, seeds: list[int], workers: int) -> list[cw.ClassReport]:
-    """One report for each seed, of runs that are made where they are missing."""
+    """One report per seed; missing runs are trained."""
     runs = {root / f"seed-{seed}": load_recipe(recipe, {"seed": seed}) for seed in seeds}
     missing: dict[str | Path, str | Path | Recipe] = {out: run for out, run in runs.items() if not _ended(out)}
     if missing:
@@ -56,7 +56,7 @@ def _ended(run: Path) -> bool:
 
 
 def table(reports: Mapping[str, list[cw.ClassReport]]) -> str:
-    """The averages of every seed, and what each class has over the seeds."""
+    """Averages of every seed, and each class over the seeds."""
     rows = [["", "natural by seed", "PGD-20 by seed", "every class, mean ± standard deviation"]]
     rows.append(["---"] * len(rows[0]))
     for way, own in reports.items():
@@ -66,36 +66,36 @@ def table(reports: Mapping[str, list[cw.ClassReport]]) -> str:
 
 
 def classes(reports: list[cw.ClassReport]) -> list[list[float]]:
-    """For each class what it holds under attack in every seed."""
+    """Robust accuracies of each class by seed."""
     return [list(values) for values in zip(*([one.value for one in r["pgd"].by_class] for r in reports), strict=True)]
 
 
-def apart(one: list[float], other: list[float]) -> float:
-    """By how many standard errors two means differ (Welch's t)."""
+def standard_errors(one: list[float], other: list[float]) -> float:
+    """Difference of two means in standard errors (Welch's t)."""
     error = sqrt(stdev(one) ** 2 / len(one) + stdev(other) ** 2 / len(other))
     difference = abs(mean(one) - mean(other))
     return difference / error if error else 0.0 if not difference else float("inf")
 
 
 def main() -> None:
-    """Train, attack, print."""
+    """Train, evaluate and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--recipe", default="cifar10/trades")
     parser.add_argument("-o", "--override", action="append", default=[], help="key=value of the recipe")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--workers", type=int, default=1, help="seeds at a time, in processes of their own")
+    parser.add_argument("--workers", type=int, default=1, help="seeds trained at a time, each in its own process")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    asked = parser.parse_args()
-    if len(asked.seeds) < 2:
-        parser.error("one seed has no spread: give two or more")
-    settings = {**SHORT, **parse_overrides(asked.override)}
-    recipes = {way: load_recipe(asked.recipe, {**settings, **WAYS[way]}) for way in asked.ways}
-    reports = {way: learned(asked.out / way, recipe, asked.seeds, asked.workers) for way, recipe in recipes.items()}
+    given = parser.parse_args()
+    if len(given.seeds) < 2:
+        parser.error("one seed has no standard deviation: give two or more")
+    settings = {**SHORT, **parse_overrides(given.override)}
+    recipes = {way: load_recipe(given.recipe, {**settings, **WAYS[way]}) for way in given.ways}
+    reports = {way: learned(given.out / way, recipe, given.seeds, given.workers) for way, recipe in recipes.items()}
     print(table(reports))
     if len(reports) == 2:
         one, other = (classes(own) for own in reports.values())
-        far = [apart(*pair) for pair in zip(one, other, strict=True)]
+        far = [standard_errors(*pair) for pair in zip(one, other, strict=True)]
         print("standard errors between the two, class by class: " + " ".join(f"{value:.1f}" for value in far))
 
 

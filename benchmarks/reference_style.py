@@ -1,11 +1,11 @@
-"""Adversarial training as published research code usually writes it: the yardstick of ``python -m benchmarks train``.
+"""Adversarial training in the style of published research code: the reference of ``python -m benchmarks train``.
 
 TRADES (Zhang et al. 2019): min E CE(f(x), y) + beta · KL(p(x) ‖ p(x')), with x' from projected ascent of the same KL;
 Madry et al. 2018: min E CE(f(x'), y), with x' from projected ascent of the cross-entropy. Linf only.
 
-Plain float32, eager, and on purpose as costly as usual: the attack calls ``backward``, which computes the gradients of
-all weights at every step and throws them away; TRADES computes the clean logits anew in every attack step and once more
-in the loss; tensors stay in the default layout. The result is that of ``objectives``, only slower.
+Eager float32, and deliberately as costly as usual: the attack calls ``backward``, which computes the gradients of all
+weights at every step and discards them; TRADES computes the natural logits in every attack step and again in the loss;
+tensors keep the default layout. The result equals that of ``objectives``.
 """
 
 # B batch, K classes
@@ -37,7 +37,7 @@ Loss = Callable[[nn.Module, Tensor, Tensor, Inner, float], Tensor]
 
 
 def trades(model: nn.Module, x: Tensor, y: Tensor, inner: Inner, beta: float) -> Tensor:
-    """Clean cross-entropy plus beta times the divergence."""
+    """Natural cross-entropy plus beta times the divergence."""
     model.eval()
     x_adv = _ascend(model, x, inner, lambda x_adv: _divergence(model(x), model(x_adv)))
     model.train()
@@ -45,7 +45,7 @@ def trades(model: nn.Module, x: Tensor, y: Tensor, inner: Inner, beta: float) ->
 
 
 def madry(model: nn.Module, x: Tensor, y: Tensor, inner: Inner, beta: float) -> Tensor:
-    """Cross-entropy of attacked images; it has no beta."""
+    """Cross-entropy of attacked images; beta is ignored."""
     model.eval()
     x_adv = _ascend(model, x, inner, lambda x_adv: F.cross_entropy(model(x_adv), y))
     model.train()

@@ -1,14 +1,14 @@
-"""Training methods with and without a repair, and all repair methods on the first of them.
+"""Training methods with and without a repair, and all repair methods on the first training method.
 
-For every method and seed: train its recipe, evaluate it with margins, repair it, evaluate the repairs; then the next.
-What later questions need (reports, verdicts, margins, repairs; no weights) is copied to OUT/kept as soon as it is
-there, so a run may be stopped at any time. With --minutes no training starts that would not end in time.
+For every method and seed: train the recipe, evaluate it with margins, repair it, evaluate the repairs. Reports,
+verdicts, margins and repairs, but no weights, are copied to OUT/kept as soon as they exist, so a run may be stopped at
+any time. With --minutes no training starts that would not end in time.
 
     python benchmarks/repair_methods.py --data digits --seeds 0,1,2 --out runs/repair-digits
     python benchmarks/repair_methods.py --data cifar10 --methods trades --minutes 9 --out runs/repair-cifar10 \
         -o epochs=60 -o batch_size=512 -o schedule.milestones='[45, 55]' -o ema=0.999
 
-    python benchmarks/repair_methods.py --from results/repair-digits      # the table again, from the kept files alone
+    python benchmarks/repair_methods.py --from results/repair-digits      # only the table, from kept files
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ KEPT = (
 )
 
 
-def made(given: argparse.Namespace, method: str, seed: int, first: bool) -> None:
-    """Train, evaluate and repair one model, or what is left to do of it."""
+def make(given: argparse.Namespace, method: str, seed: int, first: bool) -> None:
+    """Train, evaluate and repair one model; finished parts are kept."""
     recipe = load_recipe(f"{given.data}/{method}")
     changes: dict[str, Any] = {**parse_overrides(given.override), "seed": seed}
     if recipe.start is not None:
@@ -65,7 +65,7 @@ def made(given: argparse.Namespace, method: str, seed: int, first: bool) -> None
 
 
 def choices(given: argparse.Namespace, repair: str) -> Iterable[tuple[str, dict[str, Any]]]:
-    """The folder and the settings of each repair by one method."""
+    """Directory name and settings of each repair by one method."""
     name = repair.replace(":", "-").replace("=", "-")
     if repair != "bias":
         return [(name, {})]
@@ -82,7 +82,7 @@ def keep(out: Path, place: Path) -> None:
 
 
 def table(kept: Path) -> str:
-    """Average and worst class of every model, means and standard deviations over the seeds."""
+    """Average and worst class of every model: mean and standard deviation over the seeds."""
     rows: dict[tuple[str, str], list[RepairReport]] = {}
     for file in sorted(kept.glob("*/seed-*/*/repair.json")):
         report = load_repair(file.parent)
@@ -115,7 +115,7 @@ def table(kept: Path) -> str:
 
 
 def pairs(values: list[tuple[float, float]], sign: str = "") -> str:
-    """Average / worst class as means, with standard deviations where there are several seeds."""
+    """Means of average / worst class, with standard deviations over several seeds."""
     if not values:
         return "–"
     parts = []
@@ -126,16 +126,16 @@ def pairs(values: list[tuple[float, float]], sign: str = "") -> str:
 
 
 def main() -> None:
-    """Make what is missing, then print the table and write it to OUT/kept/table.md."""
+    """Make missing models, print the table and write it to OUT/kept/table.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="data set and folder of the recipes: digits, cifar10, ...")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--floors", default="", help="also repair to these floors, as 25,30")
     parser.add_argument("--attack", default="fast")
-    parser.add_argument("--also", nargs="*", default=["corruptions:severity=3"], help="further attacks of the verdict")
+    parser.add_argument("--also", nargs="*", default=["corruptions:severity=3"], help="further attacks")
     parser.add_argument("-o", "--override", action="append", default=[], help="recipe setting as key=value")
-    parser.add_argument("--minutes", type=float, help="start no model that would not end by then")
+    parser.add_argument("--minutes", type=float, help="time limit; no model starts that would exceed it")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--from", dest="kept", type=Path, help="only print the table of these kept files")
     given = parser.parse_args()
@@ -153,7 +153,7 @@ def main() -> None:
                 print(f"{method} seed {seed}: not started, {left:.0f} s are left and the longest took {longest:.0f} s")
                 continue
             start = time.monotonic()
-            made(given, method, seed, first=method == METHODS[0])
+            make(given, method, seed, first=method == METHODS[0])
             longest = max(longest, time.monotonic() - start)
             print(f"{method} seed {seed}: {time.monotonic() - start:.0f} s", flush=True)
     text = table(given.out / "kept")

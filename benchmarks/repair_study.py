@@ -1,16 +1,15 @@
-"""How well a repair by class biases works, over random splits of images into fitting and judging ones.
+"""Repair by class biases over random splits of the images into fitting and held-out ones.
 
 The margin matrix of all images of a split is computed once. For every number of fitting images a class and every seed,
-biases are fitted to random images and judged on the others by the same matrix; the frontier is read off at given
-losses of the average. With ``--attack``, some of the repaired models are then attacked afresh on the judging images,
-which says how far the matrix can be trusted. With ``--sweep``, one repaired model is attacked at other radii and
-under L2.
+biases are fitted to random images and evaluated on the others by the same matrix; the frontier is read off at given
+losses of the average. With ``--attack``, some of the repaired models are attacked again on the held-out images,
+which checks the matrix. With ``--sweep``, one repaired model is attacked at other radii and under L2.
 
     python benchmarks/repair_study.py --model resnet18 --weights trades.safetensors --data cifar10 --eps 8/255 \
         --attack fast --sweep --out runs/repair-trades
 
-Images of the test split are divided here to measure the method; no model that is reported elsewhere is chosen on them.
-The matrix is kept in OUT, so a second call needs no search.
+The images of the test split serve to measure the method only; no model reported elsewhere is selected on them.
+The matrix is kept in OUT, so a second call does not search again.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "hard minimum": {"softness": 0.05},
     "hard, no penalty, nearly counted": {"bandwidth": 0.2, "penalty": 0.0, "softness": 0.05},
 }
-"""The estimator, and what each of its parts is worth: settings that switch it off."""
+"""The estimator, and settings that switch off one of its parts."""
 
 
 def counted(margins: Margins, biases: np.ndarray) -> Summary:
-    """Robust accuracies by the matrix, counted."""
+    """Robust accuracies, counted in the matrix."""
     accuracy = ClassAccuracy.of(margins.attacked, margins.label, bandwidth=0)
     return Summary.of(accuracy.values(biases), accuracy.counts)
 
 
 def proportional(margins: Margins, floor: float) -> np.ndarray:
-    """The simplest fit: raise each class below the floor in proportion to what it lacks, until none is."""
+    """The simplest fit: raise each class below the floor in proportion to its deficit until none is below."""
     accuracy = ClassAccuracy.of(margins.attacked, margins.label, bandwidth=0)
     biases = np.zeros(margins.num_classes)
     for _ in range(1500):
@@ -68,7 +67,7 @@ def proportional(margins: Margins, floor: float) -> np.ndarray:
 
 
 def gains(margins: Margins, per_class: int, seeds: int, variant: dict[str, Any] | None) -> dict[str, Any]:
-    """Mean gain of the worst class, on images that were not fitted, at each loss of the average."""
+    """Mean gain of the worst class on held-out images at each loss of the average."""
     paths = []
     for seed in range(seeds):
         other, fitted = balanced_split(margins.label, per_class, seed, margins.num_classes)
@@ -93,7 +92,7 @@ def gains(margins: Margins, per_class: int, seeds: int, variant: dict[str, Any] 
 
 
 def attacked(model: nn.Module, images: ImageSet, attack: str, eps: str, norm: str = "Linf") -> Summary:
-    """Robust accuracies of a model under a fresh attack, as shares."""
+    """Robust accuracies of a model under a new attack, as shares."""
     report = cw.evaluate(model, images, attacks=[attack], eps=eps, norm=norm)
     parts = report[report.strongest].by_class
     values = np.array([np.nan if one.value is None else one.value for one in parts])
@@ -103,7 +102,7 @@ def attacked(model: nn.Module, images: ImageSet, attack: str, eps: str, norm: st
 def afresh(
     model: nn.Module, images: ImageSet, margins: Margins, per_class: int, seeds: int, attack: str, eps: str, loss: float
 ) -> list[dict[str, Any]]:
-    """Promised and delivered: biases at a loss of the average, judged by a fresh attack on the other images."""
+    """Expected and measured accuracy: biases at a loss of the average, under a new attack on the held-out images."""
     found = []
     for seed in range(seeds):
         other, fitted = balanced_split(margins.label, per_class, seed, margins.num_classes)
@@ -127,7 +126,7 @@ def afresh(
 
 
 def at_loss(fitting: Margins, loss: float) -> np.ndarray:
-    """Biases of the frontier whose fitted average is lower by about ``loss`` points."""
+    """The biases of the frontier whose fitted average is about ``loss`` points lower."""
     accuracy = ClassAccuracy.of(fitting.attacked, fitting.label)
     paths = frontier(accuracy)
     start, *averages = (
@@ -149,10 +148,10 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--split", default="test")
     parser.add_argument("--eps", default="8/255")
-    parser.add_argument("--per-class", default="50,100,300", help="fitting images a class")
+    parser.add_argument("--per-class", default="50,100,300", help="fitting images per class")
     parser.add_argument("--images-per-class", type=int, help="use only this many images of each class")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--attack", help="attack repaired models afresh, as fast")
+    parser.add_argument("--attack", help="attack repaired models again, for example fast")
     parser.add_argument("--attack-seeds", type=int, default=5)
     parser.add_argument("--loss", type=float, default=0.8, help="loss of the average at which models are attacked")
     parser.add_argument("--sweep", action="store_true", help="also attack at other radii and under L2")
@@ -209,7 +208,7 @@ def main() -> None:
 
 
 def swept(model: nn.Module, images: ImageSet, margins: Margins, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """One repaired model at other radii and under L2, on the images that were not fitted."""
+    """One repaired model at other radii and under L2, on held-out images."""
     per_class = max(one for one in map(int, given.per_class.split(",")) if one < int(np.bincount(margins.label).min()))
     other, fitted = balanced_split(margins.label, per_class, 0, margins.num_classes)
     biases = at_loss(margins.take(fitted), given.loss)

@@ -1,4 +1,4 @@
-"""What all tests share: an isolated cache, one thread, the places of optional real data, and a browser."""
+"""Shared by all tests: an isolated cache, one thread, folders of optional real data, a browser, the slow tests."""
 
 from __future__ import annotations
 
@@ -17,19 +17,30 @@ from classwise.core.progress import Progress, Silent
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 collect_ignore_glob = ["**/conftest.py"]
-"""Several of one name cannot be collected for doctests; pytest reads them all the same."""
+"""Doctests cannot be collected from several modules of one name; pytest still reads the fixtures."""
+
+SLOW = frozenset((REPOSITORY / "tests" / "slow.txt").read_text(encoding="utf-8").split())
+"""Tests that take more than about half a second, as FILE::TEST, or all tests of a folder or a file."""
 
 SCREENSHOTS = os.environ.get("SCREENSHOTS")
-"""A folder for what each browser test last saw."""
+"""Folder for the last screenshot of each browser test."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow tests. Measure them with ``pytest -n0 --durations=0 --durations-min=0.5``."""
+    for item in items:
+        name = getattr(item, "originalname", item.name)
+        if {f"{item.path.name}::{name}", item.path.name, item.path.parent.name} & SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing touches the user's own cache, tiny models do not fight for threads, Ctrl-C reaches what is started."""
+    """Use a cache and one thread of our own, and let Ctrl-C reach subprocesses."""
     before = os.environ.get("CLASSWISE_CACHE")
     os.environ["CLASSWISE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     torch.set_num_threads(1)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background: so would be the commands it starts
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background job ignores it, and so would its children
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     if before is None:
@@ -41,13 +52,13 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _real(variable: str, folder: str) -> Path:
     place = Path(os.environ.get(variable, REPOSITORY.parent / "shared" / folder))
     if not place.is_dir():
-        pytest.skip(f"no real files: {variable} is not set and there is no ../shared/{folder}")
+        pytest.skip(f"no real files: set {variable} or provide ../shared/{folder}")
     return place
 
 
 @pytest.fixture
 def real_data(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A mirror of real data sets, or a skip."""
+    """Folder of real data sets; skips the test if there is none."""
     place = _real("CLASSWISE_DATA", "data")
     monkeypatch.setenv("CLASSWISE_DATA", str(place))
     return place
@@ -55,7 +66,7 @@ def real_data(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def real_checkpoints() -> Path:
-    """The folder of trained CIFAR-10 checkpoints, or a skip."""
+    """Folder of trained CIFAR-10 checkpoints; skips the test if there is none."""
     return _real("CLASSWISE_CHECKPOINTS", "checkpoints")
 
 
@@ -71,13 +82,13 @@ class _StopAfter(Silent):
 
 @pytest.fixture
 def stop_after() -> Callable[[int], Progress]:
-    """Makes a progress that interrupts, as Ctrl-C would, once more than so much is done."""
+    """Returns a progress that raises KeyboardInterrupt after a given amount of work."""
     return _StopAfter
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Chromium, or a skip."""
+    """Chromium; skips the test if there is none."""
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
@@ -90,7 +101,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """Opens a file; it must end without a word on its console, a dialog, or a request but for files beside it."""
+    """Open a file. The test fails on console output, a dialog, or a request for anything but local files."""
     complaints: list[str] = []
     contexts = []
 
@@ -101,7 +112,7 @@ def visit(browser: Any, request: pytest.FixtureRequest) -> Iterator[Callable[...
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
-        page.on("request", lambda asked: complaints.append(asked.url) if not asked.url.startswith("file:") else None)
+        page.on("request", lambda sent: complaints.append(sent.url) if not sent.url.startswith("file:") else None)
         page.goto(file.as_uri())
         return page
 

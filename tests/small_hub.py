@@ -18,19 +18,19 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """As much of the hub's interface as downloading the files of one repository takes."""
+    """The part of the interface of the hub that downloading one repository uses."""
 
     kind: str
     repository: str
     files: dict[str, bytes]
-    asked: list[str]
+    requests: list[str]
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
-        self.asked.append(f"{self.command} {path}")
+        self.requests.append(f"{self.command} {path}")
         about = f"/api/{self.kind}/{self.repository}"
         prefix = "" if self.kind == "models" else f"/{self.kind}"
         name = path.removeprefix(f"{prefix}/{self.repository}/resolve/{COMMIT}/")
@@ -64,19 +64,19 @@ class _Hub(BaseHTTPRequestHandler):
 
 @contextmanager
 def hub_of(kind: str, repository: str, files: dict[str, bytes]) -> Iterator[tuple[str, list[str]]]:
-    """The address of a hub that has one repository of datasets or models, and what it was asked so far."""
-    asked: list[str] = []
-    handler = type("OwnHub", (_Hub,), {"kind": kind, "repository": repository, "files": files, "asked": asked})
+    """Serve one repository of datasets or models; yields the address and the list of requests so far."""
+    requests: list[str] = []
+    handler = type("OwnHub", (_Hub,), {"kind": kind, "repository": repository, "files": files, "requests": requests})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        yield f"http://127.0.0.1:{server.server_address[1]}", requests
         server.shutdown()
         thread.join()
 
 
 def run_beside(script: str, address: str, home: Path) -> list[str]:
-    """The lines a script prints that knows no hub but this one, and no data of the user's."""
+    """Run a script with this hub and without data of the user; returns the lines it prints."""
     hidden = ("HF_", "HUGGING", "CLASSWISE_DATA")
     kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(hidden)}
     environment = {

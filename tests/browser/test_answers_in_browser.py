@@ -1,4 +1,4 @@
-"""The page of an analysis in a real browser: drawn without a network, hostile names as text, narrow and dark."""
+"""The page of an analysis in a browser: works offline, shows hostile names as text, fits a phone, in light and dark."""
 
 from __future__ import annotations
 

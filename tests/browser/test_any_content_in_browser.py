@@ -1,4 +1,4 @@
-"""Pages of two to a thousand classes, and of hostile names, in a real browser: usable, and nothing but text."""
+"""Pages with two to a thousand classes and with hostile names in a browser: usable, and names stay text."""
 
 from __future__ import annotations
 

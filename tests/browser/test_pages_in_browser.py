@@ -1,4 +1,4 @@
-"""The pages in a real browser: no network, no errors, a switch that works, no sideways scroll, light and dark."""
+"""The pages in a browser: no network, no errors, a working attack switch, no horizontal scroll, light and dark."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_text_is_copied_or_at_least_selected(opened: Page) -> None:
 
 @every()
 def test_the_keyboard_reaches_every_control(opened: Page) -> None:
-    """Of a group of radio buttons Tab reaches the one that is on; the arrows do the rest."""
+    """Tab reaches the selected radio button of a group; arrow keys select the others."""
     wanted = opened.evaluate(
         "[...document.querySelectorAll("
         "'button, select, a[href], summary, input:checked:not([hidden]), [tabindex=\"0\"]'"

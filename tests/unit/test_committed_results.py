@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+
+from benchmarks import repair_methods
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "cifar10-resnet18"
@@ -96,13 +97,7 @@ def test_wat_reproduces_the_direction_and_the_size_of_the_paper() -> None:
 
 def test_the_documented_repairs_are_those_of_the_kept_files() -> None:
     """Every row of the table in docs/repair.md, from ``repair.json`` files alone."""
-    path = ROOT / "benchmarks" / "repair_methods.py"
-    spec = importlib.util.spec_from_file_location("repair_methods", path)
-    assert spec is not None
-    assert spec.loader is not None
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    printed = benchmark.table(ROOT / "results" / "repair-digits").splitlines()
+    printed = repair_methods.table(ROOT / "results" / "repair-digits").splitlines()
     documented = (ROOT / "docs" / "repair.md").read_text(encoding="utf-8").splitlines()
     assert len(printed) > 10
     assert set(printed) <= set(documented)

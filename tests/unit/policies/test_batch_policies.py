@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from classwise.core.errors import InputError
 from classwise.core.types import LossTerms, reduce
 from classwise.policies.faal import FAAL, worst_mixture
+from each import for_each
 
 
 def every(num_classes: int) -> Tensor:
@@ -47,9 +48,9 @@ def by_scipy(means: np.ndarray, radius: float) -> np.ndarray:
     return softmax(found.x)
 
 
-@pytest.mark.parametrize("num_classes", [2, 10, 100])
-@pytest.mark.parametrize("radius", [0.05, 0.5, 2.0])
-@pytest.mark.parametrize("seed", range(4))
+@for_each("num_classes", [2, 10, 100])
+@for_each("radius", [0.05, 0.5, 2.0])
+@for_each("seed", range(4))
 def test_mixture_is_scipys(num_classes: int, radius: float, seed: int) -> None:
     means = 3 * np.random.default_rng(seed).normal(size=num_classes)
     p = worst_mixture(torch.tensor(means), every(num_classes), radius).numpy()

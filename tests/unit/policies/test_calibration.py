@@ -14,6 +14,7 @@ from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.types import ClassControls, ClassStats, LossTerms, Task, reduce
 from classwise.policies import CFA, DAFA, POLICIES, BetaVector, FixedWeights
+from each import for_each
 
 ANIMALS = Task(classes=("cat", "dog", "bird"), beta=6.0)
 
@@ -60,7 +61,7 @@ def test_beta_vector_is_equation_5() -> None:
     assert reduce(terms, torch.tensor([0, 1]), controls).item() == pytest.approx(9.0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("beta", "line"),
     [
         ("6+6", "beta has 2 numbers for 3 classes"),

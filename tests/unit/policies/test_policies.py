@@ -36,6 +36,7 @@ from classwise.policies import (
     Targeted,
     Uniform,
 )
+from each import for_each
 
 # A policy that names a class does so by its name, so that the name goes with the class when classes are permuted.
 TABLE: list[Policy] = [
@@ -222,9 +223,9 @@ def test_table_covers_the_registry() -> None:
     assert {type(policy) for policy in TABLE} == set(POLICIES.values())
 
 
-@pytest.mark.parametrize("policy", TABLE, ids=repr)
-@pytest.mark.parametrize("num_classes", [2, 10, 100])
-@pytest.mark.parametrize("natural", [True, False], ids=["trades", "madry"])
+@for_each("policy", TABLE, ids=repr)
+@for_each("num_classes", [2, 10, 100])
+@for_each("natural", [True, False], ids=["trades", "madry"])
 def test_permuting_classes_permutes_controls(policy: Policy, num_classes: int, natural: bool) -> None:
     order = torch.randperm(num_classes, generator=torch.Generator().manual_seed(1))
     assert not torch.equal(order, torch.arange(num_classes))
@@ -235,8 +236,8 @@ def test_permuting_classes_permutes_controls(policy: Policy, num_classes: int, n
         assert_equal(plain, permuted, order)
 
 
-@pytest.mark.parametrize("policy", TABLE, ids=repr)
-@pytest.mark.parametrize("stop", [1, 3])
+@for_each("policy", TABLE, ids=repr)
+@for_each("stop", [1, 3])
 def test_saved_state_continues_where_it_stopped(policy: Policy, stop: int) -> None:
     scene = Scene(num_classes=5)
     whole, first, second = fresh(policy), fresh(policy), fresh(policy)
@@ -251,7 +252,7 @@ def test_saved_state_continues_where_it_stopped(policy: Policy, stop: int) -> No
         assert_equal(one, two)
 
 
-@pytest.mark.parametrize("policy", TABLE, ids=repr)
+@for_each("policy", TABLE, ids=repr)
 def test_starting_again_forgets_what_was(policy: Policy) -> None:
     again = fresh(policy)
     course(again, Scene(num_classes=4), range(5, 9))
@@ -259,11 +260,9 @@ def test_starting_again_forgets_what_was(policy: Policy) -> None:
         assert_equal(one, two)
 
 
-@pytest.mark.parametrize("policy", TABLE, ids=repr)
-@pytest.mark.parametrize("natural", [True, False], ids=["trades", "madry"])
-@pytest.mark.parametrize(
-    ("train", "val"), [((), (2,)), ((2,), ()), ((2,), (2,)), ((1,), (2,)), ((), (0, 1, 2, 3))], ids=str
-)
+@for_each("policy", TABLE, ids=repr)
+@for_each("natural", [True, False], ids=["trades", "madry"])
+@for_each(("train", "val"), [((), (2,)), ((2,), ()), ((2,), (2,)), ((1,), (2,)), ((), (0, 1, 2, 3))], ids=str)
 def test_a_class_without_examples_does_no_harm(
     policy: Policy, train: tuple[int, ...], val: tuple[int, ...], natural: bool
 ) -> None:
@@ -276,7 +275,7 @@ def test_a_class_without_examples_does_no_harm(
             assert 1 / 3 < (weight * n).sum() / n.sum() < 3
 
 
-@pytest.mark.parametrize("kind", POLICIES.values(), ids=POLICIES.keys())
+@for_each("kind", POLICIES.values(), ids=POLICIES.keys())
 def test_turns_are_the_controls_that_move(kind: type[Policy]) -> None:
     plain, moved = parts(ClassControls.uniform(10)), set()
     # What a setting chooses between may turn this or that, so all rows of a policy count together.
@@ -287,8 +286,8 @@ def test_turns_are_the_controls_that_move(kind: type[Policy]) -> None:
     assert moved == set(kind.turns)
 
 
-@pytest.mark.parametrize("policy", TABLE, ids=repr)
-@pytest.mark.parametrize("natural", [True, False], ids=["trades", "madry"])
+@for_each("policy", TABLE, ids=repr)
+@for_each("natural", [True, False], ids=["trades", "madry"])
 def test_nothing_but_what_a_policy_uses_matters(policy: Policy, natural: bool) -> None:
     for name in policy.uses:
         source, _, statistic = name.partition(".")
@@ -299,7 +298,7 @@ def test_nothing_but_what_a_policy_uses_matters(policy: Policy, natural: bool) -
         assert_equal(one, two)
 
 
-@pytest.mark.parametrize("policy", TABLE, ids=repr)
+@for_each("policy", TABLE, ids=repr)
 def test_a_policy_names_its_paper(policy: Policy) -> None:
     assert isinstance(policy, Uniform) or policy.paper[-4:].isdecimal()
 

@@ -18,6 +18,7 @@ from classwise.core.errors import InputError
 from classwise.core.types import ClassControls, ClassStats, Task
 from classwise.policies import CSL, POLICIES, ChiSquare, FRLRemargin, FRLReweight
 from classwise.policies.chi_square import worst_weights
+from each import for_each
 
 
 def task(num_classes: int) -> Task:
@@ -210,9 +211,9 @@ def test_classes_that_tie_are_weighted_alike() -> None:
     assert torch.equal(worst_weights(torch.full((3,), 0.1, dtype=torch.float64), 1.0), torch.ones(3).double())
 
 
-@pytest.mark.parametrize("num_classes", [2, 3, 5, 10])
-@pytest.mark.parametrize("rho", [0.0, 0.01, 0.5, 1.0, 3.0, 50.0])
-@pytest.mark.parametrize("seed", [0, 1])
+@for_each("num_classes", [2, 3, 5, 10])
+@for_each("rho", [0.0, 0.01, 0.5, 1.0, 3.0, 50.0])
+@for_each("seed", [0, 1])
 def test_the_worst_distribution_is_what_a_solver_finds(num_classes: int, rho: float, seed: int) -> None:
     loss = np.random.default_rng(seed).exponential(size=num_classes)
     ours = worst_weights(torch.from_numpy(loss), rho).numpy()
