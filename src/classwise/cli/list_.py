@@ -116,9 +116,9 @@ def _recipes() -> list[Listing]:
 
 
 def _analyses() -> list[Listing]:
-    from classwise.analysis import QUESTIONS
+    from classwise.analysis import ANALYSES
 
-    rows = [[name, one.runs, _settings(one.ask), one.about] for name, one in QUESTIONS.items()]
+    rows = [[name, one.runs, _settings(one.run), one.about] for name, one in ANALYSES.items()]
     return [Listing("analyses", rows, ["name", "runs", "settings", "what it asks"])]
 
 

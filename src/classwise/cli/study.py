@@ -30,9 +30,9 @@ def study(
         load_study(name), out, name=Path(name).stem, resume=resume, workers=workers, progress=ConsoleProgress()
     )
     if as_json:
-        say_json({key: answer.model_dump(mode="json", by_alias=True) for key, answer in found.answers.items()})
+        say_json({key: answer.to_dict() for key, answer in found.results.items()})
         return
-    for key, answer in found.answers.items():
+    for key, answer in found.results.items():
         say(key)
         for sentence in answer.sentences():
             say(f"  {sentence}")
