@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from classwise.analysis.confusion import Confusion, matrix_of
+from classwise.analysis.confusion import confusion_result, matrix_of
+from classwise.analysis.result import AnalysisResult, Record
 from classwise.reporting.pages import answers_page
 
 pytest.importorskip("playwright")
@@ -17,17 +18,19 @@ from playwright.sync_api import Page
 HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "\u202egnorw", "x" * 300, "<b>dog</b>"]
 
 
-def answer(classes: list[str]) -> Confusion:
+def answer(classes: list[str]) -> AnalysisResult:
     k = len(classes)
     matrix = matrix_of(5 * np.eye(k, dtype=np.int64) + np.eye(k, k=1, dtype=np.int64), classes, {})
-    return Confusion(
-        model=classes[0],
-        dataset="planted",
-        classes=classes,
-        superclasses={},
-        attack="pgd",
-        natural=matrix,
-        adversarial=matrix,
+    return confusion_result(
+        Record(
+            model=classes[0],
+            dataset="planted",
+            classes=classes,
+            superclasses={},
+            attack="pgd",
+            natural=matrix,
+            adversarial=matrix,
+        )
     )
 
 

@@ -1,4 +1,7 @@
-"""Why classes differ: one question a file, asked of run directories. Adding one is its file and a line here."""
+"""Analyses of why classes differ: one per file, each from run directories to an ``AnalysisResult``.
+
+Adding one takes its file and an entry of ``ANALYSES``.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,8 @@ from classwise.analysis.homing import homing
 from classwise.analysis.intervals import intervals
 from classwise.analysis.margins import margins
 from classwise.analysis.radar import radar
-from classwise.analysis.result import Answer
-from classwise.analysis.run import Subject
-from classwise.analysis.several import MOST_RUNS
+from classwise.analysis.result import AnalysisResult
+from classwise.analysis.run import MOST_RUNS, Run
 from classwise.analysis.similarity import similarity
 from classwise.analysis.trade_off import trade_off
 from classwise.analysis.universality import universality
@@ -35,85 +37,73 @@ from classwise.core.errors import InputError, unknown
 from classwise.core.progress import SILENT, Progress
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """Something to be asked of runs."""
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """An analysis, its description, and the least and the most runs that it takes."""
 
-    ask: Callable[..., Answer]
+    run: Callable[..., AnalysisResult]
     about: str
-    takes: tuple[int, int | None] = (1, 1)
-    """How many runs at least and at most."""
+    least: int = 1
+    most: int | None = 1
 
     @property
     def runs(self) -> str:
-        """How many runs it takes, in words."""
-        least, most = self.takes
-        return "one" if most == 1 else f"{least} or more" if most is None else f"{least} to {most}"
+        """The number of runs in words."""
+        if self.least == self.most:
+            return "one" if self.most == 1 else str(self.most)
+        return f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
 
 
-QUESTIONS: dict[str, Question] = {
-    "confusion": Question(ask=confusion, about="which classes are taken for which, untouched and under attack"),
-    "features": Question(
-        ask=features, about="which classes live on robust features: a robust run, then a standard one", takes=(2, 2)
-    ),
-    "homing": Question(ask=homing, about="which flipped examples come home when the class they were taken for is gone"),
-    "background": Question(ask=background, about="what the background of images does to a class", takes=(1, None)),
-    "bound": Question(ask=bound, about="whether the bounds on the worst class hold, and how tightly"),
-    "trade-off": Question(ask=trade_off, about="what the worst class costs the average", takes=(1, None)),
-    "groups": Question(ask=groups, about="which classes form groups by mutual confusion"),
-    "epochs": Question(ask=epochs, about="how the classes fare over training"),
-    "intervals": Question(
-        ask=intervals, about="how many classes lie in each interval of accuracy", takes=(1, MOST_RUNS)
-    ),
-    "gap": Question(ask=gap, about="what training does to the gap between classes", takes=(2, None)),
-    "radar": Question(ask=radar, about="models around one centre, class by class", takes=(2, MOST_RUNS)),
-    "universality": Question(
-        ask=universality, about="whether the same classes are weak however a model is made", takes=(2, None)
-    ),
-    "corruptions": Question(ask=corruptions, about="whether corruptions and attacks hit the same classes"),
-    "weight-norms": Question(
-        ask=weight_norms, about="whether the last layer's weights of a class go with its robustness", takes=(1, 2)
-    ),
-    "similarity": Question(
-        ask=similarity, about="how alike classes are to the model, and whether alike means confused"
-    ),
-    "confidence": Question(ask=confidence, about="how sure the model is of each class, and how rightly"),
-    "embedding": Question(ask=embedding, about="how the classes lie in the space of features"),
-    "examples": Question(ask=examples, about="what the attack does to images of the weakest class"),
-    "margins": Question(ask=margins, about="which radius breaks each image, class by class"),
-    "bias-share": Question(
-        ask=bias_share,
-        about="how much of the class differences, and of a method's gain, class biases explain",
-        takes=(1, MOST_RUNS),
+ANALYSES: dict[str, Analysis] = {
+    "confusion": Analysis(confusion, "which classes are predicted as which, without and under attack"),
+    "features": Analysis(features, "which classes rely on robust features: a robust run, then a standard one", 2, 2),
+    "homing": Analysis(homing, "which errors are corrected when the confused class is removed from training"),
+    "background": Analysis(background, "how the background of images affects a class", 1, None),
+    "bound": Analysis(bound, "whether the bounds on the worst class hold, and how tightly"),
+    "trade-off": Analysis(trade_off, "what a better worst class costs the average", 1, None),
+    "groups": Analysis(groups, "which classes form groups by mutual confusion"),
+    "epochs": Analysis(epochs, "class accuracies over training"),
+    "intervals": Analysis(intervals, "number of classes in each interval of accuracy", 1, MOST_RUNS),
+    "gap": Analysis(gap, "how training changes the gap between classes", 2, None),
+    "radar": Analysis(radar, "radar chart of the class accuracies of several models", 2, MOST_RUNS),
+    "universality": Analysis(universality, "whether the same classes are weak in differently trained models", 2, None),
+    "corruptions": Analysis(corruptions, "whether corruptions and attacks affect the same classes"),
+    "weight-norms": Analysis(weight_norms, "whether weight norms of the last layer correlate with robustness", 1, 2),
+    "similarity": Analysis(similarity, "how similar classes are to the model, and whether similar ones are confused"),
+    "confidence": Analysis(confidence, "confidence and calibration of each class"),
+    "embedding": Analysis(embedding, "classes in feature space, as t-SNE or principal components"),
+    "examples": Analysis(examples, "images of the weakest class before and after an attack"),
+    "margins": Analysis(margins, "smallest radius that breaks each image, by class"),
+    "bias-share": Analysis(
+        bias_share, "share of class differences, and of a method's gain, that class biases explain", 1, MOST_RUNS
     ),
 }
 
 
-def ask(kind: str, runs: Sequence[Subject], settings: Mapping[str, Any], progress: Progress = SILENT) -> Answer:
-    """Ask a question by its name, with settings as text or numbers."""
-    if kind not in QUESTIONS:
-        raise unknown("analysis", kind, QUESTIONS)
-    question = QUESTIONS[kind]
-    least, most = question.takes
-    if not least <= len(runs) <= (most or len(runs)):
-        raise InputError(f"{kind} takes {question.runs}, not {len(runs)} run directories")
-    parameters = inspect.signature(question.ask).parameters.values()
-    free = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "progress"]
+def analyze(name: str, runs: Sequence[Run], settings: Mapping[str, Any], progress: Progress = SILENT) -> AnalysisResult:
+    """Run an analysis by its name, with settings as text or numbers."""
+    if name not in ANALYSES:
+        raise unknown("analysis", name, ANALYSES)
+    analysis = ANALYSES[name]
+    if not analysis.least <= len(runs) <= (analysis.most or len(runs)):
+        raise InputError(f"{name} takes {analysis.runs}, not {len(runs)} run directories")
+    parameters = inspect.signature(analysis.run).parameters.values()
+    allowed = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "progress"]
     for key in settings:
-        if key not in free:
-            raise unknown(f"setting of {kind}:", key, free)
-    given = convert(kind, question.ask, settings)
+        if key not in allowed:
+            raise unknown(f"setting of {name}:", key, allowed)
+    converted = convert(name, analysis.run, settings)
     if any(one.name == "progress" for one in parameters):
-        given["progress"] = progress
-    return question.ask(*runs, **given)
+        converted["progress"] = progress
+    return analysis.run(*runs, **converted)
 
 
 __all__ = [
-    "QUESTIONS",
-    "Answer",
-    "Question",
-    "Subject",
-    "ask",
+    "ANALYSES",
+    "Analysis",
+    "AnalysisResult",
+    "Run",
+    "analyze",
     "background",
     "bias_share",
     "bound",

@@ -1,16 +1,15 @@
-"""How sure the model is of its answers, class by class, untouched and attacked (Tian et al. 2021, Section 5, Fig. 3).
+"""Confidence and calibration of each class, without and under attack (Tian et al. 2021, Section 5, Fig. 3).
 
 * **CVC**, the class-wise variance of confidence (Def. 5.1): the mean over the images of a class of the variance of
-  their K probabilities. It is 0 for even output and (K - 1) / K² where the model is certain. The paper finds it small
-  in the weak classes; Spearman's coefficient with the robustness of the class on the same images says whether it is.
-* **Calibration**: examples are put into 15 bins of equal width by the probability of the predicted class. The expected
-  calibration error is the mean distance between confidence and accuracy of the bins, weighted by their examples.
-  Of few examples it is too large, as chance alone parts the two; so beside it stands the **overconfidence**, mean
-  confidence minus accuracy, which has no such bias. Classes are true classes.
-* **Trajectory** (Fig. 3 b-d): the probabilities of one image on the way of PGD, and of Temperature-PGD: one walk for
-  each temperature, from one random start, in steps of 2.5 · eps / the most steps, looked at in between.
+  their K probabilities; 0 for uniform output, (K - 1) / K² for certain output. The paper finds it small for weak
+  classes; Spearman's coefficient between CVC and robust accuracy on the same images tests that.
+* **Calibration**: the expected calibration error (ECE) is the mean distance between confidence and accuracy over 15
+  bins of equal width, weighted by examples. It is biased upwards for few examples; the **overconfidence**, mean
+  confidence minus accuracy, has no such bias. Classes are true classes.
+* **Trajectory** (Fig. 3 b-d): probabilities of one image along PGD and Temperature-PGD, for each temperature from one
+  random start with steps of 2.5 · eps / steps.
 
-Intervals of means are percentiles of a seeded bootstrap over the images; shares have Wilson's.
+Means have bootstrap intervals over images, shares Wilson intervals.
 """
 
 # N examples, K classes
@@ -18,20 +17,20 @@ Intervals of means are percentiles of a seeded bootstrap over the images; shares
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
-from classwise.analysis.bootstrap import ask, redrawn_means
-from classwise.analysis.correlation import Correlation, spearman
-from classwise.analysis.model_outputs import Look, attack_of, look, look_attacked
-from classwise.analysis.result import Answer
-from classwise.analysis.run import Subject
-from classwise.analysis.several import in_view
-from classwise.analysis.wording import decimal, left_out, told
+from classwise.analysis.bootstrap import mean_interval
+from classwise.analysis.correlation import spearman
+from classwise.analysis.model_outputs import Outputs, attack_of, attacked_outputs, exact_logits, natural_outputs
+from classwise.analysis.plots import interval_series, shown_classes, shown_suffix
+from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
+from classwise.analysis.run import Run
 from classwise.config.spec import Numbers, split_list
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of
@@ -39,314 +38,18 @@ from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.data.batches import ordered
 from classwise.metrics.calibration import BINS, bin_of, expected_calibration_error
-from classwise.reporting.estimates import ClassEstimate, Estimate, estimate
+from classwise.reporting.estimates import ClassEstimate, Estimate, estimate, share
 from classwise.reporting.figures import COLOURS, DASHES, SOFT, Figure, Series, bars, lines, points
-from classwise.reporting.part import Part
-from classwise.reporting.tables import Table
 from classwise.storage.verdicts import NATURAL
 
 Floats = NDArray[np.float64]
 Steps = Annotated[tuple[int, ...], BeforeValidator(split_list)]
 RIVALS = 2
-"""Wrong classes whose probability is drawn beside the label's."""
-
-
-class Mean(Part):
-    """A mean with its interval; null where there are no examples, without an interval where there is one."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int
-
-
-class Calibration(Part):
-    """How well confidence foretells accuracy, in percent."""
-
-    ece: float | None
-    """The expected calibration error."""
-    accuracy: Estimate
-    confidence: float | None
-    """Mean probability of the predicted class."""
-    overconfidence: Mean
-    """Confidence minus accuracy, in percentage points."""
-
-
-class Bin(Part):
-    """Examples of like confidence."""
-
-    above: float
-    up_to: float
-    """In percent; the first also holds what lies at its lower edge."""
-    confidence: float | None
-    accuracy: Estimate
-
-
-class ClassConfidence(Part):
-    """One class."""
-
-    label: int
-    name: str = Field(alias="class")
-    cvc: Mean
-    calibration: Calibration
-
-
-class Confidences(Part):
-    """What the model says of one kind of images."""
-
-    images: str
-    """``natural``, or the attack."""
-    overall: Calibration
-    bins: list[Bin]
-    by_class: list[ClassConfidence]
-    cvc_with_robustness: Correlation
-
-
-class Moment(Part):
-    """The image after some steps."""
-
-    inv_t: float
-    """1/T; at 1 it is plain PGD."""
-    steps: int
-    probabilities: list[float]
-    """(K,)"""
-
-
-class Trajectory(Part):
-    """One image on the way of an attack."""
-
-    index: int
-    label: int
-    natural: list[float]
-    """(K,) probabilities untouched."""
-    step_size: float
-    moments: list[Moment]
-    rivals: list[int]
-    """The wrong classes that come to the highest probability, the strongest first."""
-
-
-class Confidence(Answer):
-    """The confidence of one model."""
-
-    kind: ClassVar[str] = "confidence"
-
-    model: str
-    dataset: str
-    classes: list[str]
-    attack: str
-    robust: list[ClassEstimate]
-    """Share of the class that is classified correctly both untouched and attacked."""
-    natural: Confidences
-    adversarial: Confidences
-    trajectory: Trajectory
-
-    def sentences(self) -> list[str]:
-        found = []
-        for one in (self.natural, self.adversarial):
-            known = [part for part in one.by_class if part.cvc.value is not None]
-            least = min(known, key=lambda part: part.cvc.value or 0.0)
-            most = max(known, key=lambda part: part.cvc.value or 0.0)
-            said = (
-                f"{_title(one)}, the output is smoothest for {least.name} (CVC {_mean(least.cvc)}) and sharpest "
-                f"for {most.name} ({_mean(most.cvc)})"
-            )
-            if one.cvc_with_robustness.value is not None:
-                said += f"; CVC and robustness correlate with Spearman {told(one.cvc_with_robustness)}"
-            found.append(f"{said}.")
-        for one in (self.natural, self.adversarial):
-            whole = one.overall
-            found.append(
-                f"{_title(one)}, confidence is {whole.confidence:.1f}% on average and accuracy "
-                f"{whole.accuracy.value:.1f}%: a difference of {_mean(whole.overconfidence, 1)} points; the "
-                f"expected calibration error is {whole.ece:.1f} in {BINS} bins."
-            )
-        path, label = self.trajectory, self.trajectory.label
-        found += [
-            f"Image {path.index} ({self.classes[label]}), 1/T = {inv_t:g}: from {100 * path.natural[label]:.1f}% to "
-            f"{100 * last.probabilities[label]:.1f}% after {last.steps} steps, "
-            + (
-                "still recognised."
-                if int(np.argmax(last.probabilities)) == label
-                else f"taken for {self._taken(last)}."
-            )
-            for inv_t in dict.fromkeys(moment.inv_t for moment in path.moments)
-            for last in [[moment for moment in path.moments if moment.inv_t == inv_t][-1]]
-        ]
-        return found
-
-    def tables(self) -> list[Table]:
-        view = in_view([part.value for part in self.robust])
-        weakest = sorted(self.robust, key=lambda part: (part.value is None, part.value))
-        rows = [
-            (robust, [one.by_class[robust.label] for one in (self.natural, self.adversarial)])
-            for robust in weakest
-            if robust.label in view
-        ]
-        foot = left_out(len(view), len(self.classes))
-        return [
-            Table(
-                title="variance of confidence",
-                about="CVC [95%] beside the accuracy under attack in percent, from the weakest class.",
-                columns=["class", "robust", NATURAL, self.attack],
-                rows=[
-                    [robust.name, decimal(robust.value, 1), *(_mean(part.cvc) for part in both)]
-                    for robust, both in rows
-                ],
-                foot=foot,
-            ),
-            Table(
-                title="calibration",
-                about="Expected calibration error in percent, and confidence minus accuracy in percentage points "
-                "[95%], from the weakest class.",
-                columns=["class", f"error, {NATURAL}", self.attack, f"overconfidence, {NATURAL}", self.attack],
-                rows=[
-                    [
-                        robust.name,
-                        *(decimal(part.calibration.ece, 1) for part in both),
-                        *(_mean(part.calibration.overconfidence, 1) for part in both),
-                    ]
-                    for robust, both in rows
-                ],
-                foot=foot,
-            ),
-        ]
-
-    def figures(self) -> list[Figure]:
-        view = in_view([part.value for part in self.robust])
-        names = [self.classes[label] for label in view]
-        both = (self.natural, self.adversarial)
-        shown = "" if len(view) == len(self.classes) else ", the weakest classes"
-        return [
-            bars(
-                names,
-                [
-                    Series(
-                        name=one.images,
-                        y=[part.value for part in means],
-                        low=[part.low for part in means],
-                        high=[part.high for part in means],
-                    )
-                    for one in both
-                    for means in [[one.by_class[label].cvc for label in view]]
-                ],
-                title=f"Variance of confidence{shown}",
-                alt=f"CVC of each class of {self.model}. {self.sentences()[0]}",
-                y="CVC [95%]",
-            ),
-            points(
-                [
-                    Series(
-                        name=one.images,
-                        x=[part.cvc.value for part in one.by_class],
-                        y=[part.value for part in self.robust],
-                        text=self.classes,
-                    )
-                    for one in both
-                ],
-                title="Robustness by variance of confidence",
-                alt=f"Robust accuracy of each class of {self.model} over its CVC.",
-                x="CVC",
-                y=f"accuracy in %, {self.attack}",
-            ),
-            lines(
-                [
-                    *(
-                        Series(
-                            name=one.images,
-                            x=[part.confidence for part in filled],
-                            y=[part.accuracy.value for part in filled],
-                            low=[part.accuracy.low for part in filled],
-                            high=[part.accuracy.high for part in filled],
-                        )
-                        for one in both
-                        for filled in [[part for part in one.bins if part.accuracy.n]]
-                    ),
-                    Series(name="as sure as right", x=[0, 100], y=[0, 100], colour=SOFT, dash="dot"),
-                ],
-                title="Reliability",
-                alt=" ".join(self.sentences()[2:4]),
-                x=f"confidence in %, mean of each of {BINS} bins",
-                y="accuracy in % [95%]",
-                zero=True,
-            ),
-            bars(
-                names,
-                [Series(name=one.images, y=[one.by_class[label].calibration.ece for label in view]) for one in both],
-                title=f"Calibration error{shown}",
-                alt=f"Expected calibration error of each class of {self.model}, {NATURAL} and under {self.attack}.",
-                y="expected calibration error in %",
-            ),
-            self._path(),
-        ]
-
-    def rows(self) -> list[dict[str, Any]]:
-        def row(images: str, what: str, value: float | None, **more: Any) -> dict[str, Any]:
-            empty = dict.fromkeys(("low", "high", "n", "label", "class", "confidence", "inv_t", "steps"))
-            return {"images": images, "what": what, "value": value, **empty, **more}
-
-        found = []
-        for one in (self.natural, self.adversarial):
-            for part in one.by_class:
-                who = {"label": part.label, "class": part.name, "n": part.cvc.n}
-                over = part.calibration.overconfidence
-                found += [
-                    row(one.images, "cvc", part.cvc.value, low=part.cvc.low, high=part.cvc.high, **who),
-                    row(one.images, "ece", part.calibration.ece, **who),
-                    row(one.images, "overconfidence", over.value, low=over.low, high=over.high, **who),
-                ]
-            found += [
-                row(
-                    one.images,
-                    "accuracy of a bin",
-                    part.accuracy.value,
-                    low=part.accuracy.low,
-                    high=part.accuracy.high,
-                    n=part.accuracy.n,
-                    confidence=part.confidence,
-                )
-                for part in one.bins
-            ]
-        return found + [
-            row(f"image {self.trajectory.index}", "probability", value, label=label, **{"class": name}, **moment)
-            for moment, values in self._moments()
-            for label, (name, value) in enumerate(zip(self.classes, values, strict=True))
-        ]
-
-    def _moments(self) -> list[tuple[dict[str, Any], list[float]]]:
-        path = self.trajectory
-        walked = [({"inv_t": one.inv_t, "steps": one.steps}, one.probabilities) for one in path.moments]
-        return [({"inv_t": None, "steps": 0}, path.natural), *walked]
-
-    def _path(self) -> Figure:
-        path = self.trajectory
-        series = []
-        for place, label in enumerate([path.label, *path.rivals]):
-            for number, inv_t in enumerate(dict.fromkeys(moment.inv_t for moment in path.moments)):
-                walked = [moment for moment in path.moments if moment.inv_t == inv_t]
-                series.append(
-                    Series(
-                        name=f"{self.classes[label]}{' (label)' if place == 0 else ''}, 1/T = {inv_t:g}",
-                        x=[0, *(moment.steps for moment in walked)],
-                        y=[100 * values[label] for values in (path.natural, *(one.probabilities for one in walked))],
-                        colour=COLOURS[place],
-                        dash=DASHES[number % len(DASHES)],
-                    )
-                )
-        return lines(
-            series,
-            title=f"Image {path.index} on the way of the attack",
-            alt=" ".join(self.sentences()[4:]),
-            x="steps; 0 is the untouched image",
-            y="probability in %",
-            zero=True,
-        )
-
-    def _taken(self, moment: Moment) -> str:
-        return self.classes[int(np.argmax(moment.probabilities))]
+"""Wrong classes drawn in the trajectory."""
 
 
 def confidence(
-    run: Subject | str | Path,
+    run: Run | str | Path,
     *,
     attack: str = "pgd",
     per_class: int | None = None,
@@ -355,20 +58,19 @@ def confidence(
     inv_t: Numbers = (1, 5),
     seed: int = 0,
     progress: Progress = SILENT,
-) -> Confidence:
-    """How sure a model is. ``attack`` is run anew, on all images evaluated or on the first ``per_class`` of each class.
+) -> AnalysisResult:
+    """Confidence of a model by class. Runs ``attack`` on all evaluated images, or on ``per_class`` of each class.
 
-    ``index``: the image whose trajectory is shown, by its place in the data set; else the first that is classified
-    correctly, of the least robust class that has one. ``steps``: where on the way it is looked at.
+    ``index``: position of the image of the trajectory, by default the first correctly classified one of the least
+    robust class that has one. ``steps``: numbers of steps at which the trajectory is evaluated.
     """
-    subject = Subject.open(run)
-    classes = subject.classes
-    if len(classes) < 2:
-        raise InputError(f"{subject.path} has one class: a model cannot but be sure of it")
+    run = Run.open(run)
+    run.require_classes(2)
+    classes = run.classes
     if not steps or min(steps) < 1:
-        raise InputError(f"steps = {list(steps)}: expected numbers of steps, at least 1 each")
-    natural = look(subject, per_class=per_class, progress=progress)
-    attacked = look_attacked(subject, attack=attack, per_class=per_class, progress=progress)
+        raise InputError(f"steps = {list(steps)}; expected numbers of at least 1")
+    natural = natural_outputs(run, per_class=per_class, progress=progress)
+    attacked = attacked_outputs(run, attack=attack, per_class=per_class, progress=progress)
     right = natural.predicted == natural.label
     survived = right & (attacked.predicted == attacked.label)
     robust = [
@@ -376,21 +78,33 @@ def confidence(
         for label, name in enumerate(classes)
         for own in [natural.label == label]
     ]
-    place = _place(subject, natural, right, robust) if index is None else index
-    return Confidence(
-        model=subject.name,
-        dataset=subject.report.dataset.name,
+    place = _weakest_index(run, natural, right, robust) if index is None else index
+    values = Record(
+        model=run.name,
+        dataset=run.report.dataset.name,
         classes=classes,
         attack=attack,
         robust=robust,
         natural=_confidences(NATURAL, natural, classes, robust, seed),
         adversarial=_confidences(attack, attacked, classes, robust, seed),
-        trajectory=trajectory(subject, place, sorted(set(steps)), inv_t),
+        trajectory=trajectory(run, place, sorted(set(steps)), inv_t),
+    )
+    finding = _finding(values)
+    return AnalysisResult(
+        name="confidence",
+        finding=finding,
+        values=values,
+        frames={
+            "classes": _class_frame(values),
+            "reliability": _bin_frame(values),
+            "trajectory": _trajectory_frame(values),
+        },
+        draw=lambda: _figures(values, finding),
     )
 
 
 def cvc(probabilities: Floats) -> Floats:
-    """(N,) the variance of each image's (N, K) probabilities; its mean over a class is the CVC of the class.
+    """Return (N,) the variance of each image's (N, K) probabilities; its mean over a class is the CVC of the class.
 
     >>> cvc(np.array([[1.0, 0.0], [0.5, 0.5]])).tolist()
     [0.25, 0.0]
@@ -398,30 +112,28 @@ def cvc(probabilities: Floats) -> Floats:
     return np.asarray(np.square(probabilities - probabilities.mean(1, keepdims=True)).mean(1))
 
 
-def trajectory(subject: Subject, index: int, steps: list[int], inv_t: tuple[float, ...]) -> Trajectory:
-    """One image of the data set after each of some numbers of steps, for each temperature, all from one start."""
-    if not 0 <= index < len(subject.images):
-        raise InputError(
-            f"index = {index}: {subject.report.dataset.name} has the images 0 to {len(subject.images) - 1}"
-        )
-    model = subject.model
-    x, y, rows = next(ordered(subject.images, [index], 1, device_of(model)))
+def trajectory(run: Run, index: int, steps: list[int], inv_t: tuple[float, ...]) -> Record:
+    """Return the probabilities of one image after each number of steps, for each temperature, from one start."""
+    if not 0 <= index < len(run.images):
+        raise InputError(f"index = {index}; {run.report.dataset.name} has the images 0 to {len(run.images) - 1}")
+    model = run.model
+    x, y, rows = next(ordered(run.images, [index], 1, device_of(model)))
     label = int(y)
 
     def probabilities(image: torch.Tensor) -> list[float]:
-        return [float(value) for value in ask(model, image).double().softmax(1)[0]]
+        return [float(value) for value in exact_logits(model, image).double().softmax(1)[0]]
 
-    step_size = 2.5 * subject.report.threat.eps / max(steps)
+    step_size = 2.5 * run.report.threat.eps / max(steps)
     natural = probabilities(x)
     moments = []
     for one in inv_t:
         for number in steps:
-            walk = attack_of(subject, f"temperature-pgd:inv_t={one},steps={number},step_size={step_size}")
+            walk = attack_of(run, f"temperature-pgd:inv_t={one},steps={number},step_size={step_size}")
             found = walk(model, x, y, generator=ExampleNoise(0, rows))
-            moments.append(Moment(inv_t=one, steps=number, probabilities=probabilities(found)))
+            moments.append(Record(inv_t=one, steps=number, probabilities=probabilities(found)))
     highest = np.max([natural, *(moment.probabilities for moment in moments)], axis=0)
     highest[label] = -1
-    return Trajectory(
+    return Record(
         index=index,
         label=label,
         natural=natural,
@@ -431,16 +143,16 @@ def trajectory(subject: Subject, index: int, steps: list[int], inv_t: tuple[floa
     )
 
 
-def _place(subject: Subject, seen: Look, right: NDArray[np.bool_], robust: list[ClassEstimate]) -> int:
-    """The first image that is classified correctly, of the weakest class that has one."""
+def _weakest_index(run: Run, seen: Outputs, right: NDArray[np.bool_], robust: list[ClassEstimate]) -> int:
+    """Return the position of the first correctly classified image of the weakest class that has one."""
     if not right.any():
-        raise InputError(f"{subject.path} classifies no image correctly: name one by its index")
+        raise InputError(f"{run.path} classifies no image correctly; pass the index of one")
     held = set(seen.label[right].tolist())
     weakest = min((part for part in robust if part.label in held), key=lambda part: part.value or 0.0)
     return int(seen.index[right & (seen.label == weakest.label)][0])
 
 
-def _confidences(images: str, seen: Look, classes: list[str], robust: list[ClassEstimate], seed: int) -> Confidences:
+def _confidences(images: str, seen: Outputs, classes: list[str], robust: list[ClassEstimate], seed: int) -> Record:
     probabilities = seen.probabilities
     top, right = probabilities.max(1), seen.predicted == seen.label
     spread, place = cvc(probabilities), bin_of(top)
@@ -449,18 +161,17 @@ def _confidences(images: str, seen: Look, classes: list[str], robust: list[Class
     for label, name in enumerate(classes):
         own = seen.label == label
         by_class.append(
-            ClassConfidence(
-                label=label,
-                name=name,
-                cvc=_redrawn(spread[own], random, digits=10),
+            Record(
+                {"label": label, "class": name},
+                cvc=mean_interval(spread[own], random, digits=10),
                 calibration=_calibration(top[own], right[own], random),
             )
         )
-    return Confidences(
+    return Record(
         images=images,
         overall=_calibration(top, right, random),
         bins=[
-            Bin(
+            Record(
                 above=round(100 * number / BINS, 4),
                 up_to=round(100 * (number + 1) / BINS, 4),
                 confidence=round(100 * float(top[own].mean()), 4) if own.any() else None,
@@ -474,33 +185,146 @@ def _confidences(images: str, seen: Look, classes: list[str], robust: list[Class
     )
 
 
-def _calibration(top: Floats, right: NDArray[np.bool_], random: np.random.Generator) -> Calibration:
-    return Calibration(
+def _calibration(top: Floats, right: NDArray[np.bool_], random: np.random.Generator) -> Record:
+    return Record(
         ece=round(100 * expected_calibration_error(top, right), 4) if len(top) else None,
         accuracy=Estimate(**estimate(int(right.sum()), len(right))),
         confidence=round(100 * float(top.mean()), 4) if len(top) else None,
-        overconfidence=_redrawn(100 * (top - right), random, digits=4),
+        overconfidence=mean_interval(100 * (top - right), random, digits=4),
     )
 
 
-def _redrawn(values: Floats, random: np.random.Generator, digits: int) -> Mean:
-    if not len(values):
-        return Mean(value=None, low=None, high=None, n=0)
-    value = round(float(values.mean()), digits)
-    if len(values) == 1:
-        return Mean(value=value, low=None, high=None, n=1)
-    low, high = np.quantile(redrawn_means(values, random), [0.025, 0.975])
-    return Mean(value=value, low=round(float(low), digits), high=round(float(high), digits), n=len(values))
+def _class_frame(values: Record) -> pd.DataFrame:
+    """Return one row for each class and kind of images, from the weakest class."""
+    rows = [
+        {
+            "class": robust.name,
+            "label": robust.label,
+            "images": one.images,
+            **interval_columns("robust_accuracy_percent", robust),
+            **interval_columns("cvc", part.cvc),
+            "ece_percent": part.calibration.ece,
+            **interval_columns("overconfidence_points", part.calibration.overconfidence),
+            "n": part.cvc.n,
+        }
+        for robust in sorted(values.robust, key=lambda part: (part.value is None, part.value))
+        for one in (values.natural, values.adversarial)
+        for part in [one.by_class[robust.label]]
+    ]
+    return frame_of(rows)
 
 
-def _title(one: Confidences) -> str:
-    return "Untouched" if one.images == NATURAL else f"Under {one.images}"
-
-
-def _mean(part: Mean, digits: int | None = None) -> str:
-    """With so many digits, or to three that count."""
-    value, low, high = (
-        "–" if one is None else f"{one:.3g}" if digits is None else decimal(one, digits)
-        for one in (part.value, part.low, part.high)
+def _bin_frame(values: Record) -> pd.DataFrame:
+    return frame_of(
+        {
+            "images": one.images,
+            "above_percent": part.above,
+            "up_to_percent": part.up_to,
+            "confidence_percent": part.confidence,
+            **interval_columns("accuracy_percent", part.accuracy),
+            "n": part.accuracy.n,
+        }
+        for one in (values.natural, values.adversarial)
+        for part in one.bins
     )
-    return value if part.low is None else f"{value} [{low}, {high}]"
+
+
+def _trajectory_frame(values: Record) -> pd.DataFrame:
+    path = values.trajectory
+    moments = [(None, 0, path.natural), *((one.inv_t, one.steps, one.probabilities) for one in path.moments)]
+    rows = [
+        {
+            "class": name,
+            "label": label,
+            "index": path.index,
+            "inverse_temperature": inv_t,
+            "steps": steps,
+            "probability_percent": 100 * probabilities[label],
+        }
+        for inv_t, steps, probabilities in moments
+        for label, name in enumerate(values.classes)
+    ]
+    return frame_of(rows)
+
+
+def _finding(values: Record) -> str:
+    whole, related = values.adversarial.overall, values.adversarial.cvc_with_robustness
+    cvc_part = (
+        "" if related.value is None else f"; CVC and robust accuracy have a Spearman coefficient of {related.with_p}"
+    )
+    return (
+        f"Under {values.attack}, mean confidence minus accuracy is {share(whole.overconfidence)} points (expected "
+        f"calibration error {whole.ece:.1f}%){cvc_part}."
+    )
+
+
+def _figures(values: Record, finding: str) -> list[Figure]:
+    view = shown_classes([part.value for part in values.robust])
+    names, suffix = [values.classes[label] for label in view], shown_suffix(view, values.classes)
+    both = (values.natural, values.adversarial)
+    reliability = []
+    for one in both:
+        filled = [part for part in one.bins if part.accuracy.n]
+        x = [part.confidence for part in filled]
+        reliability.append(interval_series(one.images, [part.accuracy for part in filled], x=x))
+    robust = [part.value for part in values.robust]
+    cvc_points = [
+        Series(name=one.images, x=[part.cvc.value for part in one.by_class], y=robust, text=values.classes)
+        for one in both
+    ]
+    return [
+        bars(
+            names,
+            [interval_series(one.images, [one.by_class[label].cvc for label in view]) for one in both],
+            title=f"Class-wise variance of confidence (CVC){suffix}",
+            alt=f"CVC of each class of {values.model}. {finding}",
+            y="CVC [95%]",
+        ),
+        points(
+            cvc_points,
+            title="Robust accuracy by CVC",
+            alt=f"Robust accuracy of each class of {values.model} over its CVC. {finding}",
+            x="CVC",
+            y=f"accuracy in %, {values.attack}",
+        ),
+        lines(
+            [*reliability, Series(name="perfect calibration", x=[0, 100], y=[0, 100], colour=SOFT, dash="dot")],
+            title="Reliability diagram",
+            alt=f"Accuracy over confidence in {BINS} bins. {finding}",
+            x=f"confidence in %, mean of each of {BINS} bins",
+            y="accuracy in % [95%]",
+            zero=True,
+        ),
+        bars(
+            names,
+            [Series(name=one.images, y=[one.by_class[label].calibration.ece for label in view]) for one in both],
+            title=f"Calibration error{suffix}",
+            alt=f"Expected calibration error of each class of {values.model}, {NATURAL} and under {values.attack}.",
+            y="expected calibration error in %",
+        ),
+        _trajectory_figure(values),
+    ]
+
+
+def _trajectory_figure(values: Record) -> Figure:
+    path, series = values.trajectory, []
+    for place, label in enumerate([path.label, *path.rivals]):
+        for number, inv_t in enumerate(dict.fromkeys(moment.inv_t for moment in path.moments)):
+            moments = [moment for moment in path.moments if moment.inv_t == inv_t]
+            series.append(
+                Series(
+                    name=f"{values.classes[label]}{' (label)' if place == 0 else ''}, 1/T = {inv_t:g}",
+                    x=[0, *(moment.steps for moment in moments)],
+                    y=[100 * shares[label] for shares in (path.natural, *(one.probabilities for one in moments))],
+                    colour=COLOURS[place],
+                    dash=DASHES[number % len(DASHES)],
+                )
+            )
+    return lines(
+        series,
+        title=f"Probabilities of image {path.index} along the attack",
+        alt=f"Probability of the label of image {path.index} ({values.classes[path.label]}) and its rivals, by step.",
+        x="steps; 0 is the natural image",
+        y="probability in %",
+        zero=True,
+    )

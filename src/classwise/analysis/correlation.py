@@ -1,9 +1,9 @@
-"""Whether what is high in one class is high in another quantity of it too.
+"""Correlation coefficients between two quantities of classes, with intervals and p-values.
 
-Intervals are Fisher's, of the transformed coefficient with variance 1 / (n - 3), for ranks (1 + r²/2) / (n - 3)
-(Bonett & Wright 2000). P values are two-sided: for Pearson by the t distribution, for Spearman by seeded permutations.
-Both take classes as drawn from more classes; of the ten of a data set they are a hint. Noise in the accuracies draws
-coefficients towards zero, which nothing here makes good.
+Intervals use Fisher's transformation with variance 1 / (n - 3), for ranks (1 + r²/2) / (n - 3) (Bonett & Wright 2000).
+P-values are two-sided: the t distribution for Pearson, seeded permutations for Spearman. Both treat the classes as a
+sample of classes, so with ten classes they are rough. Noise in the accuracies attenuates coefficients; nothing here
+corrects for that.
 """
 
 # K classes
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm, pearsonr, rankdata
 
+from classwise.analysis.result import p_text
 from classwise.reporting.part import Part
 
 Floats = NDArray[np.float64]
@@ -23,25 +24,30 @@ Values = Sequence[float | None] | Sequence[float]
 LEVEL = 0.95
 SHUFFLES = 2000
 FEWEST = 4
-"""Classes without which there is no interval, and no coefficient is told."""
+"""Classes that a coefficient and its interval need."""
 
 
 class Correlation(Part):
-    """A coefficient over classes; null where there are too few of them, or nothing varies."""
+    """A coefficient over classes; null with too few classes or without variation."""
 
     value: float | None
     low: float | None
     high: float | None
     p_value: float | None
     n: int
-    """Classes for which both quantities are known."""
+    """Classes with both quantities."""
 
     def __str__(self) -> str:
         return "–" if self.value is None else f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
+    @property
+    def with_p(self) -> str:
+        """The coefficient, its interval and its p-value as text."""
+        return f"{self}{p_text(self.p_value)}"
+
 
 def pearson(x: Values, y: Values) -> Correlation:
-    """How far the two lie on a line.
+    """Return Pearson's coefficient.
 
     >>> str(pearson([1.0, 2.0, None, 3.0, 5.0], [2.0, 1.0, 7.0, 6.0, 9.0]))
     '0.92 [-0.33, 1.00]'
@@ -52,7 +58,7 @@ def pearson(x: Values, y: Values) -> Correlation:
 
 
 def spearman(x: Values, y: Values, seed: int = 0) -> Correlation:
-    """How far the two put the classes in one order.
+    """Return Spearman's coefficient.
 
     >>> str(spearman([1.0, 2.0, None, 3.0, 5.0], [2.0, 1.0, 7.0, 6.0, 9.0]))
     '0.80 [-0.82, 1.00]'
@@ -64,13 +70,13 @@ def spearman(x: Values, y: Values, seed: int = 0) -> Correlation:
     random = np.random.default_rng(seed)
     shuffled = random.permuted(np.tile(other - other.mean(), (SHUFFLES, 1)), axis=1) @ (one - one.mean())
     chance = np.abs(shuffled) / (len(one) * one.std() * other.std())
-    # The order that was found is one of those that chance could bring.
+    # The observed order is one of the permutations.
     p = (1 + int((chance >= abs(r) - 1e-12).sum())) / (1 + SHUFFLES)
     return _correlation(r, 1 + r**2 / 2, p, len(one))
 
 
 def _known(x: Values, y: Values) -> Floats:
-    """(2, n) the values of the classes for which both are known."""
+    """Return (2, n) the values of the classes that have both."""
     pairs = [(a, b) for a, b in zip(x, y, strict=True) if a is not None and b is not None]
     return np.array(pairs, dtype=np.float64).reshape(-1, 2).T
 
@@ -84,8 +90,8 @@ def _coefficient(x: Floats, y: Floats) -> float | None:
 def _correlation(r: float | None, factor: float, p_value: float | None, n: int) -> Correlation:
     if r is None:
         return Correlation(value=None, low=None, high=None, p_value=None, n=n)
-    with np.errstate(divide="ignore"):  # of a perfect correlation nothing is left to either side
-        centre = np.arctanh(r)
+    with np.errstate(divide="ignore"):  # a perfect correlation has an interval of length zero
+        center = np.arctanh(r)
     half = norm.ppf(0.5 + LEVEL / 2) * np.sqrt(factor / (n - 3))
-    low, high = np.tanh([centre - half, centre + half])
+    low, high = np.tanh([center - half, center + half])
     return Correlation(value=round(r, 4), low=round(float(low), 4), high=round(float(high), 4), p_value=p_value, n=n)

@@ -1,12 +1,12 @@
-"""How classes fare over training (Tian et al. 2021, Fig. 1): each class a curve, the gap between them shaded.
+"""Class accuracies over training (Tian et al. 2021, Fig. 1): one curve per class, and the gap between them.
 
-The accuracies are those of the validation images, under the training's validation attack and untouched: the paper shows
-the test set, which training never sees here. Of more classes than ``sample`` a few are drawn, as the paper draws
-twelve; the shaded gap and all numbers are of every class. Classes without validation images have no part in them.
+Accuracies are those of the validation images, without attack and under the training's validation attack; the paper
+shows test accuracies, which training never sees here. With more classes than ``sample``, a random sample is drawn, as
+the paper draws twelve; the shaded gap and all numbers are of every class with validation images.
 
-The worst class of a few images changes by chance, and classes tie. The class that was worst stays so as long as no
-other does worse; of several new ones it is the first. From which epoch the last worst class stays worst is counted with
-ties.
+With few validation images the worst class changes by chance, and classes tie. A worst class stays the worst until
+another one is strictly worse; among several new ones the first counts. ``settled`` is the epoch from which the last
+worst class is the worst, ties included.
 """
 
 # K classes
@@ -15,243 +15,161 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
-from classwise.analysis.result import Answer
-from classwise.analysis.run import Subject
+from classwise.analysis.result import AnalysisResult, Record, frame_of
+from classwise.analysis.run import Run
 from classwise.core.errors import InputError
 from classwise.metrics import class_variance
 from classwise.reporting.figures import COLOURS, DASHES, INK, Figure, Series, lines
 from classwise.reporting.part import Part
-from classwise.reporting.tables import Table
 from classwise.storage.verdicts import NATURAL
 
-Floats = NDArray[np.float64]
 ROBUST = "robust"
-MOST_TOLD = 30
-"""Epochs in a table; of more it tells every second, third, ..., and the one that was kept."""
-LOOKS = [(colour, dash) for dash in DASHES for colour in COLOURS if colour != "#000000"]
-"""For classes; black is the average's."""
+LOOKS = [(color, dash) for dash in DASHES for color in COLOURS if color != "#000000"]
+"""Color and dash of the classes; black is the average."""
 
 
 class Accuracy(Part):
-    """As an epoch of the history has it."""
+    """Accuracies of an epoch of the history."""
 
     overall: float
     by_class: list[float | None]
 
 
 class Validation(Part):
-    """As the history has it; null where there were no images to judge by."""
+    """Validation of an epoch of the history; null without validation images."""
 
     n: list[NonNegativeInt]
     robust: Accuracy | None
     natural: Accuracy | None
 
     def get(self, name: str) -> Accuracy | None:
-        """One of the two."""
+        """Return the robust or the natural accuracies."""
         return self.robust if name == ROBUST else self.natural
 
 
-class Record(Part):
-    """What is read of a line of the history."""
+class Epoch(Part):
+    """The part of a line of the history that is used."""
 
     epoch: int
     validation: Validation
     best: bool
 
 
-class Extreme(Part):
-    """A class at one end of an epoch."""
-
-    label: int
-    value: float
-
-
-class Epoch(Part):
-    """The classes after one epoch, in percent."""
-
-    epoch: int
-    overall: float
-    best: Extreme
-    worst: Extreme
-    tied: int
-    """How many classes are as bad as the worst."""
-    gap: float
-    cv: float
-
-
-class Curve(Part):
-    """The classes over training, untouched or under attack."""
-
-    epochs: list[Epoch]
-    by_class: list[list[float | None]]
-    """For each epoch the accuracy of every class."""
-    changes: list[int]
-    """The epochs at which another class became the worst."""
-    worst_classes: list[int]
-    """The classes that were the worst at some epoch, the first first."""
-    settled: int
-    """The epoch from which the worst class of the last epoch stays the worst."""
-
-    @property
-    def last(self) -> Epoch:
-        """How it ended."""
-        return self.epochs[-1]
-
-
-class Epochs(Answer):
-    """The training of one model, class by class."""
-
-    kind: ClassVar[str] = "epochs"
-
-    model: str
-    classes: list[str]
-    n: list[int]
-    """Validation images of each class."""
-    selected: int
-    """The epoch that was kept as the best."""
-    robust: Curve | None
-    natural: Curve | None
-    shown: list[int]
-    """The classes with a curve of their own in the figures."""
-
-    @property
-    def curves(self) -> dict[str, Curve]:
-        """What was measured."""
-        both = {ROBUST: self.robust, NATURAL: self.natural}
-        return {name: curve for name, curve in both.items() if curve is not None}
-
-    def sentences(self) -> list[str]:
-        found = [self._told(name, curve) for name, curve in self.curves.items()]
-        sizes = sorted({size for size in self.n if size})
-        images = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-        found.append(
-            f"Epoch {self.selected} was kept as the best. There are {images} validation images a class: "
-            "the lowest of so few is partly chance, and so is which class it is."
-        )
-        if absent := [name for name, size in zip(self.classes, self.n, strict=True) if not size]:
-            found.append(f"Without validation images: {', '.join(absent)}.")
-        return found
-
-    def tables(self) -> list[Table]:
-        def row(one: Epoch) -> list[str]:
-            numbers = (one.overall, one.best.value, one.worst.value, one.gap, one.cv)
-            return [
-                f"{one.epoch}{' *' if one.epoch == self.selected else ''}",
-                *(f"{value:.1f}" for value in numbers),
-                self.classes[one.best.label],
-                self.classes[one.worst.label] + (f" and {one.tied - 1} more" if one.tied > 1 else ""),
-            ]
-
-        def told(curve: Curve) -> list[Epoch]:
-            step = 1 + (len(curve.epochs) - 1) // MOST_TOLD
-            last = len(curve.epochs) - 1
-            return [
-                one
-                for place, one in enumerate(curve.epochs)
-                if (last - place) % step == 0 or one.epoch == self.selected
-            ]
-
-        return [
-            Table(
-                title=f"by epoch, {name}",
-                about="Accuracy on the validation images in percent; * the epoch that was kept.",
-                columns=["epoch", "average", "best", "worst", "gap", "CV", "best class", "worst class"],
-                rows=[row(one) for one in told(curve)],
-            )
-            for name, curve in self.curves.items()
-        ]
-
-    def figures(self) -> list[Figure]:
-        return [self._figure(name, curve) for name, curve in self.curves.items()]
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [
-            {"measured": name, "epoch": one.epoch, "label": label, "class": self.classes[label], "value": value}
-            for name, curve in self.curves.items()
-            for one, shares in zip(curve.epochs, curve.by_class, strict=True)
-            for label, value in enumerate(shares)
-        ]
-
-    def _told(self, name: str, curve: Curve) -> str:
-        widest = max(curve.epochs, key=lambda one: one.gap)
-        ever, last = curve.worst_classes, curve.last
-        if len(ever) == 1:
-            who = f"{self.classes[ever[0]]} is the worst class throughout"
-        else:
-            who = (
-                f"the worst class changes {len(curve.changes)} times among {len(ever)} classes; "
-                f"the last, {self.classes[last.worst.label]}, stays worst from epoch {curve.settled}"
-            )
-        return (
-            f"Accuracy, {name}: the gap between the best and the worst class is {last.gap:.1f} points at the last "
-            f"epoch ({last.worst.value:.1f} to {last.best.value:.1f}%), and at most {widest.gap:.1f} (epoch "
-            f"{widest.epoch}); {who}."
-        )
-
-    def _figure(self, name: str, curve: Curve) -> Figure:
-        at = [one.epoch for one in curve.epochs]
-        average = Series(
-            name="average",
-            x=at,
-            y=[one.overall for one in curve.epochs],
-            low=[one.worst.value for one in curve.epochs],
-            high=[one.best.value for one in curve.epochs],
-            colour=INK,
-        )
-        own = []
-        for place, label in enumerate(self.shown):
-            colour, dash = LOOKS[place % len(LOOKS)]
-            values = [shares[label] for shares in curve.by_class]
-            own.append(Series(name=self.classes[label], x=at, y=values, colour=colour, dash=dash))
-        some = f", {len(self.shown)} of {len(self.classes)} classes" if len(self.shown) < len(self.classes) else ""
-        return lines(
-            [average, *own],
-            title=f"Accuracy by epoch, {name}{some}; shaded from the worst class to the best",
-            alt=f"Curves of {self.model} by class over training. {self._told(name, curve)}",
-            x="epoch",
-            y="validation accuracy, %",
-            zero=True,
-            marks={"kept": self.selected},
-        )
-
-
-def epochs(run: Subject | str | Path, *, sample: PositiveInt = 12, seed: NonNegativeInt = 0) -> Epochs:
-    """The accuracy of every class over a training. ``sample``: how many classes a figure shows one by one."""
-    subject = Subject.open(run)
-    records = _records(subject)
+def epochs(run: Run | str | Path, *, sample: PositiveInt = 12, seed: NonNegativeInt = 0) -> AnalysisResult:
+    """Class accuracies over a training. ``sample``: number of classes that a figure draws."""
+    run = Run.open(run)
+    records = _records(run)
     n = records[0].validation.n
-    robust, natural = (
-        curve_of([(one.epoch, part.overall, part.by_class) for one in records if (part := one.validation.get(name))])
+    curves = {
+        name: curve_of(
+            [(one.epoch, part.overall, part.by_class) for one in records if (part := one.validation.get(name))]
+        )
         for name in (ROBUST, NATURAL)
-    )
-    if robust is None and natural is None:
-        raise InputError(f"{subject.path} was trained without validation images: no accuracy by epoch is known")
+    }
+    if not any(curves.values()):
+        raise InputError(f"{run.path} was trained without validation images, so it has no accuracies by epoch")
     classes = [str(label) for label in range(len(n))]
-    if (subject.path / "report.json").exists() and len(subject.classes) == len(n):
-        classes = subject.classes
+    if (run.path / "report.json").exists() and len(run.classes) == len(n):
+        classes = run.classes
     present = np.flatnonzero(n)
     chosen = np.random.default_rng(seed).choice(present, min(sample, len(present)), replace=False)
-    return Epochs(
-        model=subject.name,
+    values = Record(
+        model=run.name,
         classes=classes,
         n=n,
         selected=max((one.epoch for one in records if one.best), default=records[-1].epoch),
-        robust=robust,
-        natural=natural,
+        **curves,
         shown=sorted(chosen.tolist()),
+    )
+    known = {name: curve for name, curve in curves.items() if curve is not None}
+    return AnalysisResult(
+        name="epochs",
+        finding=_finding(*next(iter(known.items())), values),
+        values=values,
+        frames={
+            "classes by epoch": _class_frame(known, classes),
+            "epochs": frame_of(row for name, curve in known.items() for row in _epoch_rows(name, curve, values)),
+        },
+        draw=lambda: [_figure(name, curve, values) for name, curve in known.items()],
     )
 
 
-def _records(subject: Subject) -> list[Record]:
-    broken = InputError(f"{subject.path / 'metrics.jsonl'} is not the history of a training")
+def _class_frame(curves: dict[str, Record], classes: list[str]) -> pd.DataFrame:
+    return frame_of(
+        {"accuracy": name, "epoch": one.epoch, "label": label, "class": classes[label], "accuracy_percent": value}
+        for name, curve in curves.items()
+        for one, shares in zip(curve.epochs, curve.by_class, strict=True)
+        for label, value in enumerate(shares)
+    )
+
+
+def _epoch_rows(name: str, curve: Record, values: Record) -> list[dict[str, object]]:
+    return [
+        {
+            "accuracy": name,
+            "epoch": one.epoch,
+            "selected": one.epoch == values.selected,
+            "average_percent": one.overall,
+            "best_class_percent": one.best.value,
+            "worst_class_percent": one.worst.value,
+            "gap_points": one.gap,
+            "class_variance": one.cv,
+            "best_class": values.classes[one.best.label],
+            "worst_class": values.classes[one.worst.label],
+            "classes_tied_for_worst": one.tied,
+        }
+        for one in curve.epochs
+    ]
+
+
+def _finding(name: str, curve: Record, values: Record) -> str:
+    last, widest = curve.epochs[-1], max(curve.epochs, key=lambda one: float(one.gap))
+    worst = values.classes[last.worst.label]
+    sizes = sorted({size for size in values.n if size})
+    images = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    return (
+        f"The {name} accuracies of the best and the worst class differ by {last.gap:.1f} points after the last epoch "
+        f"(at most {widest.gap:.1f}, epoch {widest.epoch}); the worst class, {worst}, has been the worst since epoch "
+        f"{curve.settled}, after {len(curve.changes)} changes ({images} validation images per class)."
+    )
+
+
+def _figure(name: str, curve: Record, values: Record) -> Figure:
+    x = [one.epoch for one in curve.epochs]
+    average = Series(
+        name="average",
+        x=x,
+        y=[one.overall for one in curve.epochs],
+        low=[one.worst.value for one in curve.epochs],
+        high=[one.best.value for one in curve.epochs],
+        colour=INK,
+    )
+    own = []
+    for place, label in enumerate(values.shown):
+        color, dash = LOOKS[place % len(LOOKS)]
+        accuracies = [shares[label] for shares in curve.by_class]
+        own.append(Series(name=values.classes[label], x=x, y=accuracies, colour=color, dash=dash))
+    some = f", {len(values.shown)} of {len(values.classes)} classes" if len(own) < len(values.classes) else ""
+    return lines(
+        [average, *own],
+        title=f"{name.capitalize()} accuracy by epoch{some}; shaded from the worst class to the best",
+        alt=f"Curves of the class accuracies of {values.model} over training. {_finding(name, curve, values)}",
+        x="epoch",
+        y="validation accuracy, %",
+        zero=True,
+        marks={"selected": values.selected},
+    )
+
+
+def _records(run: Run) -> list[Epoch]:
+    broken = InputError(f"{run.path / 'metrics.jsonl'} is not a training history")
     try:
-        records = [Record.model_validate(line) for line in subject.history]
+        records = [Epoch.model_validate(line) for line in run.history]
     except ValidationError:
         raise broken from None
     sizes = {len(one.validation.n) for one in records}
@@ -265,15 +183,15 @@ def _records(subject: Subject) -> list[Record]:
     return records
 
 
-def curve_of(measured: Sequence[tuple[int, float, Sequence[float | None]]]) -> Curve | None:
-    """The curve of epochs with their overall accuracy and that of every class; None of no epochs.
+def curve_of(measured: Sequence[tuple[int, float, Sequence[float | None]]]) -> Record | None:
+    """Return the curve for epochs with their overall accuracy and that of every class; None without epochs.
 
     >>> curve_of([(1, 50.0, [40.0, 60.0]), (2, 60.0, [70.0, 50.0]), (3, 70.0, [80.0, 60.0])]).changes
     [2]
     """
     if not measured:
         return None
-    found: list[Epoch] = []
+    found: list[Record] = []
     worst_sets: list[set[int]] = []
     for epoch, overall, by_class in measured:
         shares = np.array(by_class, dtype=np.float64)  # null becomes NaN
@@ -284,11 +202,11 @@ def curve_of(measured: Sequence[tuple[int, float, Sequence[float | None]]]) -> C
         cv = class_variance(shares)
         assert cv is not None
         found.append(
-            Epoch(
+            Record(
                 epoch=epoch,
                 overall=overall,
-                best=Extreme(label=best, value=float(shares[best])),
-                worst=Extreme(label=worst, value=float(least)),
+                best=Record(label=best, value=float(shares[best])),
+                worst=Record(label=worst, value=float(least)),
                 tied=len(tied),
                 gap=round(float(shares[best] - least), 4),
                 cv=round(cv, 4),
@@ -299,7 +217,7 @@ def curve_of(measured: Sequence[tuple[int, float, Sequence[float | None]]]) -> C
     settled = len(found)
     while settled and path[-1] in worst_sets[settled - 1]:
         settled -= 1
-    return Curve(
+    return Record(
         epochs=found,
         by_class=[list(by_class) for _, _, by_class in measured],
         changes=[one.epoch for one, before, now in zip(found[1:], path, path[1:], strict=False) if before != now],

@@ -1,37 +1,35 @@
-"""Which classes live on robust features and which on others (Benz et al. 2020, after Ilyas et al. 2019).
+"""Robust and non-robust features of classes (Benz et al. 2020, after Ilyas et al. 2019).
 
-From the training images two data sets are made. In the **robust** one every image is the nearest that gradient descent
-finds, from another image, to the original's features in a robust model: only what that model looks at is right about
-it. In the **non-robust** one every image is attacked towards another class within the radius and labelled as that
-class: only what an attack can change is right about it. A model is trained in the usual way on each, and judged class
+Two data sets are generated from the training images. In the **robust** one, each image is the nearest one, by gradient
+descent from another image, with the original's features in a robust model, so that only these features predict the
+label. In the **non-robust** one, each image is attacked towards another class within the radius and labeled as that
+class, so that only what an attack changes predicts the label. A model is trained in the usual way on each and evaluated
 by class on the real test images.
 
 Deviations
-* Ilyas et al. keep images as numbers; here they are stored as PNG files in class folders, rounded to 256 levels, so
-  that they are a data set like any other.
-* Their non-robust images are made in the L2 ball; here in the one that the standard model was evaluated in.
+* Ilyas et al. keep images as floats; here they are PNG files in class folders, rounded to 256 levels.
+* Their non-robust images use the L2 ball; here the ball that the standard model was evaluated in.
 """
 
-# N examples, K classes
+# N examples, K classes, D features
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from classwise.analysis.image_folders import kept
+from classwise.analysis.image_folders import write_image_folder
 from classwise.analysis.model_outputs import BATCH, attack_of, linear_head
-from classwise.analysis.result import Answer
-from classwise.analysis.retraining import evaluated, one_attack, recipe_of, trained
-from classwise.analysis.run import Subject
-from classwise.analysis.wording import decimal
+from classwise.analysis.plots import interval_series
+from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
+from classwise.analysis.retraining import evaluate_variant, recipe_of, repeatable_attack, train_variants
+from classwise.analysis.run import Run
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, frozen
 from classwise.core.progress import SILENT, Progress
@@ -40,92 +38,15 @@ from classwise.core.threat import unit
 from classwise.data import ImageSet, load_data
 from classwise.data.batches import ordered
 from classwise.data.splits import balanced_subset
-from classwise.reporting import ClassReport
-from classwise.reporting.figures import Figure, Series, bars
-from classwise.reporting.part import Part
-from classwise.reporting.report import Result
-from classwise.reporting.tables import Table
+from classwise.reporting.figures import bars
 from classwise.storage.verdicts import NATURAL
 
 ORIGINAL, ROBUST, NON_ROBUST = "original", "robust", "non-robust"
 
 
-class TrainedOn(Part):
-    """A model trained in the usual way on one of the data sets."""
-
-    name: str
-    natural: Result
-    adversarial: Result
-
-
-class Features(Answer):
-    """Three models of one kind, trained on different features of the same images."""
-
-    kind: ClassVar[str] = "features"
-
-    robust_model: str
-    standard_model: str
-    attack: str
-    classes: list[str]
-    models: list[TrainedOn]
-
-    def sentences(self) -> list[str]:
-        found = []
-        for one in self.models:
-            natural, worst = one.natural, one.natural.worst
-            if worst is not None and natural.mcd is not None:
-                found.append(
-                    f"Trained on {one.name} images: {natural.overall.value:.1f}% right, the worst class "
-                    f"{worst.name} at {worst.value:.1f}%, a spread of {natural.mcd:.1f} points; "
-                    f"{one.adversarial.overall.value:.1f}% withstand {self.attack}."
-                )
-        return found
-
-    def tables(self) -> list[Table]:
-        return [
-            Table(
-                title="accuracy on real test images",
-                about="Percent, class by class; the model was trained on the images its column names.",
-                columns=["class", *(one.name for one in self.models)],
-                rows=[
-                    [name, *(decimal(one.natural.by_class[label].value, 1) for one in self.models)]
-                    for label, name in enumerate(self.classes)
-                ],
-                foot="CV: " + ", ".join(f"{one.name} {decimal(one.natural.cv, 1)}" for one in self.models),
-            )
-        ]
-
-    def figures(self) -> list[Figure]:
-        return [
-            bars(
-                self.classes,
-                [
-                    Series(
-                        name=f"{one.name} images",
-                        y=[part.value for part in one.natural.by_class],
-                        low=[part.low for part in one.natural.by_class],
-                        high=[part.high for part in one.natural.by_class],
-                    )
-                    for one in self.models
-                ],
-                title="Accuracy on real test images, by what was trained on",
-                alt=" ".join(self.sentences()),
-                y="accuracy, %",
-            )
-        ]
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [
-            {"trained_on": one.name, "attack": key, "label": part.label, "class": part.name, "accuracy": part.value}
-            for one in self.models
-            for key, result in ((NATURAL, one.natural), (self.attack, one.adversarial))
-            for part in result.by_class
-        ]
-
-
 def features(
-    robust: Subject | str | Path,
-    standard: Subject | str | Path,
+    robust: Run | str | Path,
+    standard: Run | str | Path,
     *,
     attack: str | None = None,
     steps: int = 100,
@@ -134,52 +55,96 @@ def features(
     seed: int = 0,
     work: Path | None = None,
     progress: Progress = SILENT,
-) -> Features:
-    """Make both data sets, train the standard run's recipe on each, and judge it by class.
+) -> AnalysisResult:
+    """Generate both data sets, train the standard run's recipe on each, and evaluate it by class.
 
-    ``steps`` and ``step_size`` (in the L2 norm) are those of the descent on features. ``per_class`` limits the training
-    images. Everything goes into ``work``, else ROBUST/features, and is kept for the next time.
+    ``steps`` and ``step_size`` (L2 norm): of the descent on features. ``per_class``: training images per class. Data
+    sets and runs are kept in ``work``, by default ROBUST/features.
     """
-    looked_at, plain = Subject.open(robust), Subject.open(standard)
-    recipe, key = recipe_of(plain), one_attack(plain, attack)
-    if looked_at.classes != plain.classes:
-        raise InputError(f"{looked_at.path} and {plain.path} are about different classes")
-    linear_head(looked_at)  # without one there are no features
-    folder = looked_at.path / "features" if work is None else work
+    source, plain = Run.open(robust), Run.open(standard)
+    recipe, key = recipe_of(plain), repeatable_attack(plain, attack)
+    if source.classes != plain.classes:
+        raise InputError(f"{source.path} and {plain.path} have different classes")
+    linear_head(source)  # fails early for a model without features
+    folder = source.path / "features" if work is None else work
     images = load_data(recipe.data.name, split="train")
     if per_class is not None:
         images = _first(images, per_class)
-    asked = {"steps": steps, "step_size": step_size, "per_class": per_class, "seed": seed, "attack": key}
-    asked |= {"digest": images.digest(), "robust": str(looked_at.path.resolve())}
-    made = {
-        ROBUST: robust_images(looked_at, images, steps, step_size, seed),
+    settings = {"steps": steps, "step_size": step_size, "per_class": per_class, "seed": seed, "attack": key}
+    settings |= {"digest": images.digest(), "robust": str(source.path.resolve())}
+    generated = {
+        ROBUST: robust_images(source, images, steps, step_size, seed),
         NON_ROBUST: non_robust_images(plain, images, plain.report.attacks[key].spec, seed),
     }
     places = {
         folder / name: {
-            "data": kept(folder / f"{name}-images", asked, {"train": parts}, total=len(images), progress=progress)
+            "data": write_image_folder(
+                folder / f"{name}-images", settings, {"train": parts}, total=len(images), progress=progress
+            )
         }
-        for name, parts in made.items()
+        for name, parts in generated.items()
     }
-    trained(plain, places, progress=progress)
+    train_variants(plain, places, progress=progress)
     reports = {ORIGINAL: plain.report} | {
-        name: evaluated(plain, folder / name, attack=key, progress=progress).report for name in made
+        name: evaluate_variant(plain, folder / name, attack=key, progress=progress).report for name in generated
     }
-    return Features(
-        robust_model=looked_at.name,
-        standard_model=plain.name,
-        attack=key,
-        classes=plain.classes,
-        models=[_trained_on(name, report, key) for name, report in reports.items()],
+    models = [Record(name=name, natural=report[NATURAL], adversarial=report[key]) for name, report in reports.items()]
+    said = [
+        f"{one.name} {one.natural.overall.value:.1f}% (worst class {one.natural.worst.name}, "
+        f"{one.natural.worst.value:.1f}%)"
+        for one in models
+        if one.natural.worst is not None
+    ]
+    finding = f"Natural accuracy by training images: {', '.join(said)}."
+    rows = [
+        {
+            "trained_on": one.name,
+            "attack": attack_key,
+            "label": part.label,
+            "class": part.name,
+            **interval_columns("accuracy_percent", part),
+            "n": part.n,
+        }
+        for one in models
+        for attack_key, result in ((NATURAL, one.natural), (key, one.adversarial))
+        for part in result.by_class
+    ]
+    summary = [
+        {
+            "trained_on": one.name,
+            "attack": attack_key,
+            **interval_columns("average_percent", result.overall),
+            "class_variance": result.cv,
+            "max_class_difference_points": result.mcd,
+        }
+        for one in models
+        for attack_key, result in ((NATURAL, one.natural), (key, one.adversarial))
+    ]
+    return AnalysisResult(
+        name="features",
+        finding=finding,
+        values=Record(
+            robust_model=source.name, standard_model=plain.name, attack=key, classes=plain.classes, models=models
+        ),
+        frames={"classes": frame_of(rows), "models": frame_of(summary)},
+        draw=lambda: [
+            bars(
+                plain.classes,
+                [interval_series(f"{one.name} images", one.natural.by_class) for one in models],
+                title="Accuracy on real test images, by training images",
+                alt=finding,
+                y="accuracy, %",
+            )
+        ],
     )
 
 
 def robust_images(
-    subject: Subject, images: ImageSet, steps: int, step_size: float, seed: int
+    run: Run, images: ImageSet, steps: int, step_size: float, seed: int
 ) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
-    """Each image's features, put on another image by normalised gradient descent; with the image's own label."""
-    model = subject.model
-    _, head = linear_head(subject)
+    """Yield for each image another one, changed by gradient descent to have its features, and its label."""
+    model = run.model
+    _, head = linear_head(run)
     others = np.random.default_rng(seed).permutation(len(images))
     for x, y, rows in ordered(images, None, BATCH, device_of(model)):
         starts, _, _ = next(ordered(images, others[rows.cpu().numpy()], len(x), device_of(model)))
@@ -187,41 +152,35 @@ def robust_images(
 
 
 def descend(model: nn.Module, head: nn.Module, x: Tensor, start: Tensor, steps: int, step_size: float) -> Tensor:
-    """From ``start`` towards images whose features are those of ``x``: steps of one length, within [0, 1]."""
+    """Return images in [0, 1] near ``start`` with the features of ``x``, by steps of normalized gradient descent."""
     seen: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(1)))
     try:
         with frozen(model):
             with torch.no_grad():
                 model(x)
-            goal, found = seen.pop(), start
+            target, found = seen.pop(), start
             for _ in range(steps):
                 moving = found.detach().requires_grad_()
                 model(moving)
-                (gradient,) = torch.autograd.grad((seen.pop() - goal).square().sum(), moving)
+                (gradient,) = torch.autograd.grad((seen.pop() - target).square().sum(), moving)
                 found = (found - step_size * unit(gradient)).clamp(0, 1)
     finally:
         hook.remove()
     return found.detach()
 
 
-def non_robust_images(
-    subject: Subject, images: ImageSet, attack: str, seed: int
-) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
-    """Each image attacked towards another class, drawn at random, and labelled as that class."""
-    found, k = attack_of(subject, attack), subject.num_classes
+def non_robust_images(run: Run, images: ImageSet, attack: str, seed: int) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
+    """Yield images attacked towards a random other class, with that class as their label."""
+    found, k = attack_of(run, attack), run.num_classes
     random = np.random.default_rng(seed)
-    for x, y, rows in ordered(images, None, BATCH, device_of(subject.model)):
+    for x, y, rows in ordered(images, None, BATCH, device_of(run.model)):
         labels = y.cpu().numpy().astype(np.int64)
         targets = (labels + random.integers(1, k, len(labels))) % k
-        aims = torch.from_numpy(targets).to(y.device)
-        yield found(subject.model, x, y, targets=aims, generator=ExampleNoise(seed, rows)).cpu(), targets
+        target_tensor = torch.from_numpy(targets).to(y.device)
+        yield found(run.model, x, y, targets=target_tensor, generator=ExampleNoise(seed, rows)).cpu(), targets
 
 
 def _first(images: ImageSet, per_class: int) -> ImageSet:
     rows = balanced_subset(images.labels, per_class, int(images.labels.max()) + 1)
     return replace(images, images=images.images[rows], labels=images.labels[rows])
-
-
-def _trained_on(name: str, report: ClassReport, attack: str) -> TrainedOn:
-    return TrainedOn(name=name, natural=report[NATURAL], adversarial=report[attack])

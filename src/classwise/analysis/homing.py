@@ -1,10 +1,11 @@
-"""Does a flipped example come home when the class it was taken for is gone? (Tian et al. 2021, Def. 6.1, Fig. 4)
+"""Homing: which errors are corrected when the confused class is left out of training (Tian et al. 2021, Def. 6.1, Fig.
+4).
 
-For every class j the run's recipe is trained anew without the training examples of j, labels as they were. Entry
-(i, j) of the homing matrix counts the examples of class i that the attack turned into j and that withstand it in the
-model without j. A pair is one-to-one where most of what comes home to i comes from j, and most of j's from i.
+For every class j the run's recipe is trained without the training examples of j. Entry (i, j) of the homing matrix
+counts the examples of class i that the attack turned into j and that are classified correctly under attack by the model
+trained without j. A pair is one-to-one if most of the examples that return to i come from j, and most of j's from i.
 
-K trainings and evaluations, in ``work/without-<label>``; asked again, finished ones are read.
+This needs K trainings and evaluations, in ``work/without-<label>``; finished ones are reused.
 """
 
 # N examples, K classes
@@ -13,142 +14,47 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from classwise.analysis.result import Answer
-from classwise.analysis.retraining import evaluated, one_attack, recipe_of, trained
-from classwise.analysis.run import Subject
+from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
+from classwise.analysis.retraining import evaluate_variant, recipe_of, repeatable_attack, train_variants
+from classwise.analysis.run import Run
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
 from classwise.metrics import confusion_matrix
 from classwise.reporting.estimates import Estimate, estimate, share
 from classwise.reporting.figures import Figure, heatmap, off_diagonal
-from classwise.reporting.part import Part
-from classwise.reporting.tables import Table
 from classwise.storage.verdicts import Verdicts
-
-Ints = NDArray[np.int64]
-TOLD = 10
-"""Pairs in the table."""
-
-
-class HomingPair(Part):
-    """Examples of one class that were taken for another."""
-
-    true: str
-    taken_for: str
-    home: Estimate
-    """How many of them withstand the attack without the other class, in percent; ``n`` were flipped."""
-    came_home: int
-    one_to_one: bool
-
-
-class Homing(Answer):
-    """The homing matrix of a run."""
-
-    kind: ClassVar[str] = "homing"
-
-    model: str
-    attack: str
-    classes: list[str]
-    flipped: list[list[int]]
-    """[i][j] examples of i that the attack turned into j."""
-    homing: list[list[int]]
-    """[i][j] how many of those withstand it in the model without j."""
-    overall: Estimate
-    pairs: list[HomingPair]
-    """From the most examples that come home."""
-
-    def sentences(self) -> list[str]:
-        if self.overall.value is None:
-            return [f"{self.attack} flips no example: there is nothing that could come home."]
-        found = [
-            f"Of {self.overall.n} examples that {self.attack} flips, {share(self.overall, '%')} "
-            f"withstand it once the class they were taken for is "
-            "left out of training."
-        ]
-        mutual = {frozenset((pair.true, pair.taken_for)): pair for pair in reversed(self.pairs) if pair.one_to_one}
-        named = [f"{pair.true} – {pair.taken_for}" for pair in reversed(mutual.values())]
-        return [*found, f"One-to-one: {', '.join(named)}." if named else "No pair is one-to-one."]
-
-    def tables(self) -> list[Table]:
-        return [
-            Table(
-                title="coming home",
-                about="Of the examples that were flipped, those that withstand the attack without the confound class.",
-                columns=["true class", "taken for", "flipped", "come home", "percent [95%]", "one-to-one"],
-                rows=[
-                    [
-                        pair.true,
-                        pair.taken_for,
-                        str(pair.home.n),
-                        str(pair.came_home),
-                        share(pair.home),
-                        "yes" if pair.one_to_one else "",
-                    ]
-                    for pair in self.pairs[:TOLD]
-                ],
-            )
-        ]
-
-    def figures(self) -> list[Figure]:
-        most = float(max([1, *(count for row in self.flipped for count in row)]))
-        parts = (
-            ("Misclassified", self.flipped, "that the attack turned into another class"),
-            ("Homing", self.homing, "of those, that withstand the attack in a model trained without that class"),
-        )
-        return [
-            heatmap(
-                off_diagonal(matrix),
-                title=f"{title} confusion matrix",
-                alt=f"{title} confusion matrix of {self.model} under {self.attack}: examples {what}",
-                names=self.classes,
-                x="taken for",
-                y="true class",
-                unit="examples",
-                span=(0.0, most),
-            )
-            for title, matrix, what in parts
-        ]
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [
-            {"label": i, "predicted": j, "flipped": self.flipped[i][j], "homing": self.homing[i][j]}
-            for i in range(len(self.classes))
-            for j in range(len(self.classes))
-            if i != j
-        ]
 
 
 def homing(
-    run: Subject | str | Path,
+    run: Run | str | Path,
     *,
     work: Path | str | None = None,
     attack: str | None = None,
     workers: int = 1,
     progress: Progress = SILENT,
-) -> Homing:
-    """Train K models without one class each, and count who comes home. They go into ``work``, else RUN/homing."""
-    subject = Subject.open(run)
-    recipe_of(subject)
-    key = one_attack(subject, attack)
-    if subject.num_classes < 3:
-        raise InputError(f"{subject.path} has {subject.num_classes} classes: without one of them there is no question")
-    folder = subject.path / "homing" if work is None else Path(work)
-    places = {label: folder / f"without-{label}" for label in range(subject.num_classes)}
+) -> AnalysisResult:
+    """Which errors are corrected without the confused class. Trains K models into ``work``, by default RUN/homing."""
+    run = Run.open(run)
+    recipe_of(run)
+    key = repeatable_attack(run, attack)
+    run.require_classes(3)
+    folder = run.path / "homing" if work is None else Path(work)
+    places = {label: folder / f"without-{label}" for label in range(run.num_classes)}
     changes = {place: {"data.without_class": label} for label, place in places.items()}
-    trained(subject, changes, workers=workers, progress=progress)
+    train_variants(run, changes, workers=workers, progress=progress)
     without = {
-        label: evaluated(subject, place, attack=key, progress=progress).verdicts for label, place in places.items()
+        label: evaluate_variant(run, place, attack=key, progress=progress).verdicts for label, place in places.items()
     }
-    return matrix_of(subject.name, key, subject.classes, subject.verdicts, without)
+    return homing_matrix(run.name, key, run.classes, run.verdicts, without)
 
 
-def matrix_of(model: str, attack: str, classes: list[str], before: Verdicts, without: Mapping[int, Verdicts]) -> Homing:
-    """The homing matrix from the verdicts of the model and of those without one class."""
+def homing_matrix(
+    model: str, attack: str, classes: list[str], before: Verdicts, without: Mapping[int, Verdicts]
+) -> AnalysisResult:
+    """Return the result for the verdicts of a model and of the models trained without one class."""
     flipped = confusion_matrix(before.label, before.predictions(attack), len(classes))
     np.fill_diagonal(flipped, 0)
     home = np.zeros_like(flipped)
@@ -160,7 +66,7 @@ def matrix_of(model: str, attack: str, classes: list[str], before: Verdicts, wit
     best = home.argmax(1)
     mutual = (best[best] == np.arange(len(classes))) & (home.max(1) > 0) & (home[best].max(1) > 0)
     order = sorted(zip(*np.nonzero(flipped), strict=True), key=lambda pair: (-home[pair], -flipped[pair], pair))
-    return Homing(
+    values = Record(
         model=model,
         attack=attack,
         classes=classes,
@@ -168,7 +74,7 @@ def matrix_of(model: str, attack: str, classes: list[str], before: Verdicts, wit
         homing=home.tolist(),
         overall=Estimate(**estimate(int(home.sum()), int(flipped.sum()))),
         pairs=[
-            HomingPair(
+            Record(
                 true=classes[i],
                 taken_for=classes[j],
                 home=Estimate(**estimate(int(home[i, j]), int(flipped[i, j]))),
@@ -178,3 +84,51 @@ def matrix_of(model: str, attack: str, classes: list[str], before: Verdicts, wit
             for i, j in order
         ],
     )
+    finding = (
+        f"{attack} flips no example, so no error can be corrected."
+        if values.overall.value is None
+        else f"Of {values.overall.n} examples that {attack} flips, {share(values.overall, '%')} are classified "
+        "correctly under attack when the class they were predicted as is left out of training."
+    )
+    cells = order + [(i, j) for i, j in np.ndindex(flipped.shape) if i != j and not flipped[i, j]]
+    rows = [
+        {
+            "class": classes[i],
+            "predicted_class": classes[j],
+            "label": int(i),
+            "predicted": int(j),
+            "flipped": int(flipped[i, j]),
+            "homing": int(home[i, j]),
+            **interval_columns("homing_percent", Estimate(**estimate(int(home[i, j]), int(flipped[i, j])))),
+            "one_to_one": bool(mutual[i] and best[i] == j),
+        }
+        for i, j in cells
+    ]
+    return AnalysisResult(
+        name="homing",
+        finding=finding,
+        values=values,
+        frames={"pairs": frame_of(rows)},
+        draw=lambda: _figures(values),
+    )
+
+
+def _figures(values: Record) -> list[Figure]:
+    most = float(max([1, *(count for row in values.flipped for count in row)]))
+    panels = (
+        ("Misclassified", values.flipped, "that the attack turned into another class"),
+        ("Homing", values.homing, "of those, classified correctly by a model trained without that class"),
+    )
+    return [
+        heatmap(
+            off_diagonal(matrix),
+            title=f"{title} confusion matrix",
+            alt=f"{title} confusion matrix of {values.model} under {values.attack}: examples {what}",
+            names=values.classes,
+            x="predicted class",
+            y="true class",
+            unit="examples",
+            span=(0.0, most),
+        )
+        for title, matrix, what in panels
+    ]

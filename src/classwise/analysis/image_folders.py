@@ -1,4 +1,4 @@
-"""Data sets made from others, kept as PNG files in class folders, so that they are data sets like any other."""
+"""Generated data sets, stored as PNG files in class folders so that they load like any other data set."""
 
 # N examples
 
@@ -19,22 +19,22 @@ from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
 from classwise.storage.files import read_json, write_json
 
-Labelled = Iterable[tuple[Tensor, NDArray[np.int64]]]
-"""Batches of images (B, C, H, W) in [0, 1] with labels."""
+Batches = Iterable[tuple[Tensor, NDArray[np.int64]]]
+"""Images (B, C, H, W) in [0, 1] with labels."""
 
 
-def kept(
-    folder: Path, how: Mapping[str, Any], splits: Mapping[str, Labelled], *, total: int, progress: Progress = SILENT
+def write_image_folder(
+    folder: Path, settings: Mapping[str, Any], splits: Mapping[str, Batches], *, total: int, progress: Progress = SILENT
 ) -> str:
-    """Write images as ``folder/<split>/<label>/<number>.png``, unless they lie there already; the spec of the data set.
+    """Write images as ``folder/<split>/<label>/<number>.png`` and return the spec of the data set.
 
-    ``how`` is all that decides what the images look like. A folder half written is begun anew, one that was made in
-    another way is left alone.
+    A complete folder with the same ``settings`` is reused and a partial one is rewritten. A folder with other settings
+    raises ``InputError``.
     """
     note = folder.with_suffix(".json")
     if note.exists():
-        if read_json(note) != dict(how):
-            raise InputError(f"{folder} holds images made in another way: choose another work")
+        if read_json(note) != dict(settings):
+            raise InputError(f"{folder} contains images generated with other settings; choose another work directory")
         return f"folder:{folder}"
     shutil.rmtree(folder, ignore_errors=True)
     progress.start(f"write {folder.name}", total)
@@ -49,5 +49,5 @@ def kept(
                 number += 1
             progress.advance(len(labels))
     progress.finish()
-    write_json(note, dict(how))
+    write_json(note, dict(settings))
     return f"folder:{folder}"

@@ -1,8 +1,8 @@
-"""How many classes lie in each interval of accuracy (Tian, Kuang et al. 2021 at ICLR, Appendix A, Fig. 6).
+"""Number of classes in each interval of accuracy (Tian, Kuang et al. 2021 at ICLR, Appendix A, Fig. 6).
 
-The intervals are the figure's: [0, 10], (10, 20], ..., (90, 100]. Zero thus counts in the first; how many classes are
-at zero is told apart. A class whose Wilson interval reaches into another interval may belong there; how many surely
-stay where they are is told too. Runs may be of different data sets; then shares of the classes compare, not numbers.
+The intervals are those of the figure: [0, 10], (10, 20], ..., (90, 100]. Classes at 0 are in the first one and counted
+separately. ``sure`` counts the classes whose whole Wilson interval lies in their interval. Runs may have different data
+sets; then compare shares of classes.
 """
 
 # K classes
@@ -12,144 +12,65 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
 
-from classwise.analysis.result import Answer
-from classwise.analysis.run import Subject
-from classwise.analysis.several import MOST_RUNS, names_apart, opened
+from classwise.analysis.result import AnalysisResult, Record, frame_of
+from classwise.analysis.run import MOST_RUNS, Run, condition, open_runs, unique_names
 from classwise.core.errors import InputError
 from classwise.reporting.estimates import Estimate
 from classwise.reporting.figures import Figure, Series, bars
-from classwise.reporting.part import Part
-from classwise.reporting.tables import Table
 from classwise.storage.verdicts import NATURAL
 
 NAMES = ["[0, 10]", *(f"({low}, {low + 10}]" for low in range(10, 100, 10))]
 
 
-class Spread(Part):
-    """The classes of one model, by interval."""
-
-    counts: list[int]
-    """How many classes lie in each interval."""
-    labels: list[list[int]]
-    """Which."""
-    zero: int
-    """How many are at 0, which the first interval counts too."""
-    sure: int
-    """How many have their whole 95% interval where they are."""
-    present: int
-    """How many have examples."""
-
-    @property
-    def occupied(self) -> int:
-        """How many intervals hold a class."""
-        return sum(count > 0 for count in self.counts)
-
-
-class Row(Part):
-    """One model."""
-
-    model: str
-    dataset: str
-    attack: str
-    classes: list[str]
-    natural: Spread
-    adversarial: Spread
-
-
-class Intervals(Answer):
-    """Models, each with the number of its classes in every interval."""
-
-    kind: ClassVar[str] = "intervals"
-
-    intervals: list[str]
-    models: list[Row]
-
-    def sentences(self) -> list[str]:
-        return [
-            f"{row.model}: {_told(row.attack, row.adversarial)}; {_told(NATURAL, row.natural)}." for row in self.models
-        ]
-
-    def tables(self) -> list[Table]:
-        parts = [part for row in self.models for part in (row.adversarial, row.natural)]
-        return [
-            Table(
-                title="classes by interval of accuracy",
-                about="The number of classes whose accuracy in percent lies in each. "
-                "Sure are those whose whole 95% interval does.",
-                columns=["", *(f"{row.model}, {name}" for row in self.models for name in (row.attack, NATURAL))],
-                rows=[
-                    *(
-                        [name, *(str(part.counts[place]) for part in parts)]
-                        for place, name in enumerate(self.intervals)
-                    ),
-                    ["of these at 0", *(str(part.zero) for part in parts)],
-                    ["sure", *(f"{part.sure} of {part.present}" for part in parts)],
-                ],
-            )
-        ]
-
-    def figures(self) -> list[Figure]:
-        def figure(title: str, series: list[Series]) -> Figure:
-            alt = f"Bars of the number of classes in each interval of accuracy. {' '.join(self.sentences())}"
-            return bars(self.intervals, series, title=title, alt=alt, x="accuracy, %", y="number of classes")
-
-        if len(self.models) == 1:
-            (row,) = self.models
-            both = [Series(name=row.attack, y=row.adversarial.counts), Series(name=NATURAL, y=row.natural.counts)]
-            return [figure(f"Classes by interval of accuracy, {row.model}", both)]
-        attacks = ", ".join(dict.fromkeys(row.attack for row in self.models))
-        return [
-            figure(
-                f"Classes by interval of accuracy, {attacks}",
-                [Series(name=row.model, y=row.adversarial.counts) for row in self.models],
-            ),
-            figure(
-                f"Classes by interval of accuracy, {NATURAL}",
-                [Series(name=row.model, y=row.natural.counts) for row in self.models],
-            ),
-        ]
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "model": row.model,
-                "attack": name,
-                "interval": interval,
-                "number": count,
-                "share": round(100 * count / part.present, 4),
-            }
-            for row in self.models
-            for name, part in ((row.attack, row.adversarial), (NATURAL, row.natural))
-            for interval, count in zip(self.intervals, part.counts, strict=True)
-        ]
-
-
-def intervals(*runs: Subject | str | Path, attack: str | None = None) -> Intervals:
-    """Count the classes by accuracy. ``attack``: one of the reports', else all of them together."""
-    subjects = opened(runs, 1, MOST_RUNS)
+def intervals(*runs: Run | str | Path, attack: str | None = None) -> AnalysisResult:
+    """Number of classes by accuracy. ``attack``: one of the reports, by default the worst case over all."""
+    opened = open_runs(runs, 1, MOST_RUNS)
     models = []
-    for subject, name in zip(subjects, names_apart(subjects), strict=True):
-        key, report = subject.key(attack), subject.report
+    for run, name in zip(opened, unique_names(opened), strict=True):
+        key, report = run.key(attack), run.report
         natural, adversarial = (spread_of(report[one].by_class) for one in (NATURAL, key))
         if not natural.present:
-            raise InputError(f"{subject.path} holds no examples")
+            raise InputError(f"{run.path} has no examples")
         models.append(
-            Row(
+            Record(
                 model=name,
                 dataset=report.dataset.name,
                 attack=key,
-                classes=subject.classes,
+                classes=run.classes,
                 natural=natural,
                 adversarial=adversarial,
             )
         )
-    return Intervals(intervals=NAMES, models=models)
+    finding = "; ".join(f"{row.model}: {_summary(row)}" for row in models) + "."
+    counts = [
+        {
+            "model": row.model,
+            "attack": key,
+            "interval_percent": interval,
+            "classes": count,
+            "share_of_classes_percent": round(100 * count / part.present, 4),
+        }
+        for row in models
+        for key, part in ((row.attack, row.adversarial), (NATURAL, row.natural))
+        for interval, count in zip(NAMES, part.counts, strict=True)
+    ]
+    totals = [
+        {"model": row.model, "attack": key, "classes": part.present, "at_0_percent": part.zero, "sure": part.sure}
+        for row in models
+        for key, part in ((row.attack, row.adversarial), (NATURAL, row.natural))
+    ]
+    return AnalysisResult(
+        name="intervals",
+        finding=finding,
+        values=Record(intervals=NAMES, models=models),
+        frames={"intervals": frame_of(counts), "totals": frame_of(totals)},
+        draw=lambda: _figures(models, finding),
+    )
 
 
-def spread_of(by_class: Sequence[Estimate]) -> Spread:
-    """Classes sorted into the intervals; absent ones into none."""
+def spread_of(by_class: Sequence[Estimate]) -> Record:
+    """Sort the classes with examples into the intervals."""
     labels: list[list[int]] = [[] for _ in NAMES]
     zero = sure = 0
     for label, part in enumerate(by_class):
@@ -160,11 +81,11 @@ def spread_of(by_class: Sequence[Estimate]) -> Spread:
         zero += part.value == 0
         sure += place_of(part.low) == place == place_of(part.high)
     counts = [len(own) for own in labels]
-    return Spread(counts=counts, labels=labels, zero=zero, sure=sure, present=sum(counts))
+    return Record(counts=counts, labels=labels, zero=zero, sure=sure, present=sum(counts))
 
 
 def place_of(percent: float) -> int:
-    """The interval that an accuracy lies in.
+    """Return the number of the interval of an accuracy.
 
     >>> [place_of(percent) for percent in (0.0, 10.0, 10.01, 30.0, 100.0)]
     [0, 0, 1, 2, 9]
@@ -172,10 +93,31 @@ def place_of(percent: float) -> int:
     return max(1, math.ceil(percent / 10)) - 1
 
 
-def _told(name: str, part: Spread) -> str:
-    lowest = next(place for place, count in enumerate(part.counts) if count)
-    highest = max(place for place, count in enumerate(part.counts) if count)
-    where = f"all in {NAMES[lowest]}%" if lowest == highest else f"from {NAMES[lowest]} to {NAMES[highest]}%"
-    many = "class lies" if part.present == 1 else "classes lie"
+def _summary(row: Record) -> str:
+    part = row.adversarial
+    occupied = [place for place, count in enumerate(part.counts) if count]
+    many = "1 class lies" if part.present == 1 else f"{part.present} classes lie"
+    where = f"in {NAMES[occupied[0]]}%"
+    if len(occupied) > 1:
+        where = f"in {len(occupied)} of the 10 intervals, from {NAMES[occupied[0]]} to {NAMES[occupied[-1]]}%"
     at_zero = f", {part.zero} of them at 0" if part.zero else ""
-    return f"{name}, {part.present} {many} in {part.occupied} of the 10 intervals, {where}{at_zero}"
+    return f"{condition(row.attack)}, {many} {where}{at_zero}"
+
+
+def _figures(models: list[Record], finding: str) -> list[Figure]:
+    def figure(title: str, series: list[Series]) -> Figure:
+        alt = f"Bars of the number of classes in each interval of accuracy. {finding}"
+        return bars(NAMES, series, title=title, alt=alt, x="accuracy, %", y="number of classes")
+
+    if len(models) == 1:
+        (row,) = models
+        both = [Series(name=row.attack, y=row.adversarial.counts), Series(name=NATURAL, y=row.natural.counts)]
+        return [figure(f"Classes by interval of accuracy, {row.model}", both)]
+    attacks = ", ".join(dict.fromkeys(row.attack for row in models))
+    return [
+        figure(
+            f"Classes by interval of accuracy, {title}",
+            [Series(name=row.model, y=row[kind].counts) for row in models],
+        )
+        for title, kind in ((attacks, "adversarial"), (NATURAL, "natural"))
+    ]

@@ -1,21 +1,18 @@
-"""How far each image is from being misclassified: the smallest radius found at which an attack breaks it.
+"""Margins: the smallest radius found at which an attack breaks each image, and robustness curves of the classes.
 
-FAB looks for the nearest misclassified image by itself. Of any other attack the radius is **bisected** for each image:
-beginning at the report's eps, it is doubled while the attack fails, up to the whole range of pixels, then the interval
-between failure and success is halved until the radius is known to half a percent of itself. With ``radii`` these alone
-are tried.
+FAB searches for the nearest misclassified image directly. For any other attack the radius is **bisected** for each
+image: from the report's eps it is doubled until the attack succeeds, up to the range of pixels, then the interval
+between failure and success is halved until the radius is known to half a percent. With ``radii`` only these are tried.
 
-Whichever way, what is told is the distance to an image at hand, in [0, 1], that a float32 pass of the model
-misclassifies. It is therefore an upper bound of the true smallest radius, whatever the attack missed; nothing here is a
-lower bound, and of two answers the smaller is the better one. On digits, the mean of FAB is 17% smaller than that of
-bisected PGD for a TRADES model, and 4% for a standard one, which is why it is the default. An image that is wrong
-untouched has the radius 0; one that nothing broke has none, and counts as withstanding every radius.
+Each radius is the distance to an image in [0, 1] that a float32 pass of the model misclassifies, so it is an upper
+bound of the true smallest radius; the smaller of two results is the better one. On digits, the mean of FAB is 17% below
+that of bisected PGD for a TRADES model and 4% for a standard one, so FAB is the default. A misclassified natural image
+has the radius 0; an image that no radius broke has none and counts as surviving all radii.
 
-The **robustness curve** of a class is the share of its images that withstand a radius, as far as was found: it too is
-an upper bound. It ends at the largest radius that broke an image, or that was tried. The area under it is the mean
-radius of the class; the area between the curves of the best and the worst class, the difference of their means. Its
-interval is a seeded bootstrap over the images of the two, as if they had been named beforehand. The largest of many
-noisy differences is too large: ``corrected`` takes off what redrawing every class and choosing anew adds on average.
+The **robustness curve** of a class is the share of its images that survive a radius, also an upper bound, up to the
+largest radius that was found or tried. The area under it is the mean radius of the class. The area between the curves
+of the best and the worst class has a seeded bootstrap interval over the images of these two classes; ``corrected``
+subtracts the bias from selecting the largest difference, estimated by resampling every class and selecting again.
 """
 
 # N examples, K classes, R radii
@@ -24,20 +21,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
 
-from classwise.analysis.bootstrap import ask, redrawn_means
-from classwise.analysis.model_outputs import BATCH, attack_of, chosen
-from classwise.analysis.result import Answer
-from classwise.analysis.run import Subject
-from classwise.analysis.several import in_view
-from classwise.analysis.wording import decimal, left_out
+from classwise.analysis.bootstrap import resampled_means
+from classwise.analysis.model_outputs import BATCH, attack_of, exact_logits, selected_examples
+from classwise.analysis.plots import shown_classes, shown_suffix
+from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
+from classwise.analysis.run import Run
 from classwise.attacks import FAB
 from classwise.config.spec import Numbers
 from classwise.core.errors import InputError
@@ -46,263 +42,106 @@ from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.core.types import MeasuredAttack
 from classwise.data.batches import ordered
-from classwise.reporting.estimates import Estimate, estimate, share
+from classwise.reporting.estimates import Estimate, estimate
 from classwise.reporting.figures import COLOURS, DASHES, INK, Figure, Series, bars, lines
-from classwise.reporting.part import Part
-from classwise.reporting.tables import Table
 
 Floats = NDArray[np.float64]
 PRECISION = 0.005
-"""The radius is bisected until it is known to this share of itself, up to what the attack misses."""
+"""Relative precision of bisection."""
 HALVINGS = 20
-"""But not more often than this."""
+"""Most halvings of bisection."""
 GRID = 101
-"""Radii at which the curves are drawn."""
+"""Radii of the curves."""
 MOST_CURVES = 16
-"""Classes that get a curve each; of more, the weakest and the strongest few."""
+"""Classes up to which each has a curve; of more, the weakest and the strongest ``ENDS``."""
 ENDS = 4
 
 Search = Literal["nearest", "bisection", "grid"]
-SEARCHED: dict[Search, str] = {
-    "nearest": "to the nearest image found",
-    "bisection": "by bisection",
-    "grid": "on a grid",
-}
 Attack = Callable[[Tensor], Tensor]
 """From radii (N,) to attacked images."""
 
 
-class ClassMargin(Part):
-    """The radii of one class."""
-
-    label: int
-    name: str = Field(alias="class")
-    n: int
-    mean: float | None
-    """The area under the curve: the mean radius, where images that nothing broke count as the largest radius."""
-    quartiles: list[float | None]
-    """The radii that a quarter, half and three quarters of the images do not withstand; null beyond what was broken."""
-    unbroken: int
-    at_eps: Estimate | None
-    """Share that withstands the radius of the report, in percent; null where no radius so large was tried."""
-    curve: list[float] | None
-    """(R,) share that withstands each radius of ``radii``, in percent; null for an absent class."""
-
-
-class Area(Part):
-    """Between the curves of the best and of the worst class."""
-
-    best: str
-    worst: str
-    value: float
-    low: float
-    high: float
-    corrected: float
-
-
-class Margin(Part):
-    """One image."""
-
-    index: int
-    label: int
-    radius: float | None
-    """Null where nothing broke it."""
-
-
-class Margins(Answer):
-    """The margins of one model."""
-
-    kind: ClassVar[str] = "margins"
-
-    model: str
-    dataset: str
-    classes: list[str]
-    attack: str
-    search: Search
-    """How the radius was looked for."""
-    norm: str
-    eps: float
-    radii: list[float]
-    """(R,) where the curves are told."""
-    by_class: list[ClassMargin]
-    overall: list[float]
-    """(R,) share of all images that withstands each radius, in percent."""
-    area: Area | None
-    """Null where fewer than two classes have examples."""
-    examples: list[Margin]
-
-    def sentences(self) -> list[str]:
-        known = [part for part in self.by_class if part.mean is not None]
-        least = min(known, key=lambda part: part.mean or 0.0)
-        most = max(known, key=lambda part: part.mean or 0.0)
-        found = [
-            f"The smallest radius that {self.attack} needs ({self.norm}, {SEARCHED[self.search]}, an upper bound) is "
-            f"{least.mean:.4f} on average for {least.name}, and {most.mean:.4f} for {most.name}; eps is {self.eps:g}."
-        ]
-        if (area := self.area) is not None:
-            found.append(
-                f"The area between the curves of {area.best} and {area.worst} is {area.value:.4f} "
-                f"[{area.low:.4f}, {area.high:.4f}]; corrected for having chosen the two, {area.corrected:.4f}."
-            )
-        if unbroken := sum(part.unbroken for part in self.by_class):
-            found.append(f"{unbroken} of {len(self.examples)} images were broken at no radius.")
-        return found
-
-    def tables(self) -> list[Table]:
-        view = in_view([part.mean for part in self.by_class])
-        return [
-            Table(
-                title="radii by class",
-                about=f"Smallest radius at which {self.attack} breaks an image ({self.norm}): mean, quartiles and "
-                f"median; and the share that withstands eps in percent [95%]. From the weakest class.",
-                columns=["class", "mean", "quarter", "half", "three quarters", f"at {self.eps:g}", "images"],
-                rows=[
-                    [
-                        part.name,
-                        decimal(part.mean, 4),
-                        *(decimal(value, 4) for value in part.quartiles),
-                        "–" if part.at_eps is None else share(part.at_eps),
-                        str(part.n),
-                    ]
-                    for part in sorted(self.by_class, key=lambda part: (part.mean is None, part.mean))
-                    if part.label in view
-                ],
-                foot=left_out(len(view), len(self.classes)),
-            )
-        ]
-
-    def figures(self) -> list[Figure]:
-        view = in_view([part.mean for part in self.by_class])
-        quartiles = [self.by_class[label].quartiles for label in view]
-        shown = "" if len(view) == len(self.classes) else ", the weakest classes"
-        return [
-            lines(
-                [
-                    *(
-                        Series(
-                            name=part.name,
-                            x=self.radii,
-                            y=part.curve or [],
-                            colour=COLOURS[place % len(COLOURS)],
-                            dash=DASHES[place // len(COLOURS) % len(DASHES)],
-                        )
-                        for place, part in enumerate(self._curves())
-                    ),
-                    Series(name="all", x=self.radii, y=self.overall, colour=INK, dash="dashdot"),
-                ],
-                title="Who withstands which radius",
-                alt=f"Share of each class of {self.model} that withstands a radius. {' '.join(self.sentences())}",
-                x=f"radius ({self.norm})",
-                y="withstands it, % of the class",
-                zero=True,
-                marks={"eps": self.eps} if self.eps <= self.radii[-1] else None,
-            ),
-            bars(
-                [self.classes[label] for label in view],
-                [
-                    Series(
-                        name="median",
-                        y=[half for _, half, _ in quartiles],
-                        low=[low for low, _, _ in quartiles],
-                        high=[high for _, _, high in quartiles],
-                    )
-                ],
-                title=f"Median radius and quartiles{shown}",
-                alt=f"Median of the smallest radii of each class of {self.model}, with quartiles.",
-                y=f"radius ({self.norm})",
-            ),
-        ]
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "index": one.index,
-                "label": one.label,
-                "class": self.classes[one.label],
-                "radius": one.radius,
-            }
-            for one in self.examples
-        ]
-
-    def _curves(self) -> list[ClassMargin]:
-        known = [part for part in self.by_class if part.curve is not None]
-        if len(known) <= MOST_CURVES:
-            return known
-        known.sort(key=lambda part: part.mean or 0.0)
-        return [*known[:ENDS], *known[-ENDS:]]
-
-
 def margins(
-    run: Subject | str | Path,
+    run: Run | str | Path,
     *,
     attack: str | None = None,
     per_class: int | None = 20,
     radii: Numbers | None = None,
     seed: int = 0,
     progress: Progress = SILENT,
-) -> Margins:
-    """The smallest radius at which ``attack`` breaks each of the first ``per_class`` images of each class.
+) -> AnalysisResult:
+    """Smallest radius at which ``attack`` breaks each of the first ``per_class`` images of each class.
 
-    Without an attack it is FAB, aimed at the likeliest nine classes where there are more to aim at; with ``radii``,
-    PGD. ``radii``: try these, in the units of eps, and no others.
+    The default attack is FAB, with more than ten classes against the nine likeliest targets; with ``radii``, PGD.
+    ``radii``: the only radii to try, in the units of eps.
     """
-    subject = Subject.open(run)
-    threat, classes = subject.report.threat, subject.classes
-    if len(classes) < 2:
-        raise InputError(f"{subject.path} has one class: nothing can be misclassified")
+    run = Run.open(run)
+    run.require_classes(2)
+    threat, classes = run.report.threat, run.classes
     if attack is None:
         attack = "pgd" if radii else "fab" if len(classes) <= 10 else "fab:target=all,num_targets=9"
-    search = attack_of(subject, attack)
+    search = attack_of(run, attack)
     if isinstance(search, FAB) and radii is not None:
-        raise InputError("fab looks for the nearest image by itself: give radii to another attack")
-    whole = 1.0 if threat.norm == "Linf" else float(np.sqrt(subject.images.images[0].size))
-    if radii is not None and not (radii and all(0 < radius <= whole for radius in radii)):
-        raise InputError(f"radii = {list(radii)}: expected numbers above 0 and at most {whole:g}")
-    index = chosen(subject, per_class)
+        raise InputError("fab searches for the nearest image itself; radii need another attack")
+    largest = 1.0 if threat.norm == "Linf" else float(np.sqrt(run.images.images[0].size))
+    if radii is not None and not (radii and all(0 < radius <= largest for radius in radii)):
+        raise InputError(f"radii = {list(radii)}; expected numbers above 0 and at most {largest:g}")
+    index = selected_examples(run, per_class)
     found = []
-    progress.start(f"radii of {subject.name}", len(index))
-    for x, y, rows in ordered(subject.images, index, BATCH, device_of(subject.model)):
-        found.append(_smallest(subject, search, x, y, rows, radii, whole))
+    progress.start(f"radii of {run.name}", len(index))
+    for x, y, rows in ordered(run.images, index, BATCH, device_of(run.model)):
+        found.append(_smallest_radii(run, search, x, y, rows, radii, largest))
         progress.advance(len(x))
     progress.finish()
-    label, radius = subject.images.labels[index], np.concatenate(found)
+    label, radius = run.images.labels[index], np.concatenate(found)
     known = radius[np.isfinite(radius)]
     most = float(max(radii or [threat.eps, *known]))
     grid = np.linspace(0, most, GRID)
-    return Margins(
-        model=subject.name,
-        dataset=subject.report.dataset.name,
+    searched: Search = "nearest" if isinstance(search, FAB) else "bisection" if radii is None else "grid"
+    values = Record(
+        model=run.name,
+        dataset=run.report.dataset.name,
         classes=classes,
         attack=attack,
-        search="nearest" if isinstance(search, FAB) else "bisection" if radii is None else "grid",
+        search=searched,
         norm=threat.norm,
         eps=threat.eps,
         radii=[round(float(value), 8) for value in grid],
         by_class=[
             _of_class(number, name, radius[label == number], grid, threat.eps) for number, name in enumerate(classes)
         ],
-        overall=withstanding(radius, grid),
+        overall=survival(radius, grid),
         area=_area([np.minimum(radius[label == number], most) for number in range(len(classes))], classes, seed),
         examples=[
-            Margin(index=int(place), label=int(own), radius=round(float(value), 8) if np.isfinite(value) else None)
+            Record(index=int(place), label=int(own), radius=round(float(value), 8) if np.isfinite(value) else None)
             for place, own, value in zip(index, label, radius, strict=True)
         ],
     )
+    images = frame_of(values.examples)
+    images.insert(2, "class", np.array(classes, dtype=object)[images["label"]])
+    finding = _finding(values)
+    return AnalysisResult(
+        name="margins",
+        finding=finding,
+        values=values,
+        frames={"images": images, "classes": _class_frame(values)},
+        draw=lambda: _figures(values, finding),
+    )
 
 
-def withstanding(radius: Floats, grid: Floats) -> list[float]:
-    """(R,) the share of images, by the smallest radii that break them, that withstands each radius, in percent.
+def survival(radius: Floats, grid: Floats) -> list[float]:
+    """Return (R,) the percentage of images that survive each radius, from the smallest radii that break them.
 
-    >>> withstanding(np.array([0.0, 0.1, 0.3, np.inf]), np.array([0.0, 0.1, 0.2]))
+    >>> survival(np.array([0.0, 0.1, 0.3, np.inf]), np.array([0.0, 0.1, 0.2]))
     [75.0, 50.0, 50.0]
     """
     return [round(100 * float(share), 4) for share in (radius[:, None] > grid).mean(0)]
 
 
-def bisected(attack: Attack, distance: Callable[[Tensor], Floats], n: int, start: float, whole: float) -> Floats:
-    """(N,) the smallest distances found; infinity where even the whole range breaks nothing.
+def bisected(attack: Attack, distance: Callable[[Tensor], Floats], n: int, start: float, largest: float) -> Floats:
+    """Return (N,) the smallest distances found; infinity where no radius up to the largest breaks the image.
 
-    ``distance``: from attacked images to how far away they are; infinity where they are classified correctly.
+    ``distance`` maps attacked images to their distances, infinity for correctly classified ones.
     """
     found, failed, radius = np.full(n, np.inf), np.zeros(n), np.full(n, start)
     halvings = np.zeros(n, dtype=np.int64)
@@ -311,33 +150,33 @@ def bisected(attack: Attack, distance: Callable[[Tensor], Floats], n: int, start
         reached = distance(attack(torch.from_numpy(radius)))
         found = np.where(searching, np.minimum(found, reached), found)
         failed = np.where(searching & np.isinf(reached), radius, failed)
-        # An attack may fail further out than it succeeds. What is nearer is then still open.
+        # An attack may fail at a radius above one at which it succeeds; the smaller radii are then searched again.
         failed = np.where(failed < found, failed, 0.0)
         bracketed = np.isfinite(found)
         halvings += bracketed
         searching = np.where(
-            bracketed, (found - failed > PRECISION * found) & (halvings <= HALVINGS), searching & (failed < whole)
+            bracketed, (found - failed > PRECISION * found) & (halvings <= HALVINGS), searching & (failed < largest)
         )
-        radius = np.where(bracketed, failed + (found - failed) / 2, np.minimum(2 * failed, whole))
+        radius = np.where(bracketed, failed + (found - failed) / 2, np.minimum(2 * failed, largest))
     return found
 
 
-def _smallest(
-    subject: Subject,
+def _smallest_radii(
+    run: Run,
     search: MeasuredAttack,
     x: Tensor,
     y: Tensor,
     rows: Tensor,
     radii: tuple[float, ...] | None,
-    whole: float,
+    largest: float,
 ) -> Floats:
-    """(N,) of one batch."""
-    model, threat = subject.model, subject.report.threat
+    """Return (N,) the smallest radii of one batch."""
+    model, threat = run.model, run.report.threat
 
     def distance(images: Tensor) -> Floats:
         delta = (images.double() - x.double()).flatten(1).cpu()
         size = delta.abs().amax(1) if threat.norm == "Linf" else delta.norm(dim=1)
-        wrong = ask(model, images).argmax(1) != y.cpu()
+        wrong = exact_logits(model, images).argmax(1) != y.cpu()
         return torch.where(wrong, size, torch.inf).numpy()
 
     def attack(radius: Tensor) -> Tensor:
@@ -348,40 +187,39 @@ def _smallest(
         nearest, _ = search.closest(model, x, y, generator=ExampleNoise(0, rows))
         found = distance(nearest)
     elif radii is None:
-        found = bisected(attack, distance, len(x), min(threat.eps, whole), whole)
+        found = bisected(attack, distance, len(x), min(threat.eps, largest), largest)
     else:
         found = np.min([distance(attack(torch.full((len(x),), one, dtype=torch.float64))) for one in radii], axis=0)
     return np.where(np.isfinite(distance(x)), 0.0, found)
 
 
-def _of_class(label: int, name: str, radius: Floats, grid: Floats, eps: float) -> ClassMargin:
+def _of_class(label: int, name: str, radius: Floats, grid: Floats, eps: float) -> Record:
     n = len(radius)
     quartiles = np.quantile(radius, [0.25, 0.5, 0.75], method="inverted_cdf") if n else np.full(3, np.inf)
-    return ClassMargin(
-        label=label,
-        name=name,
+    return Record(
+        {"label": label, "class": name},
         n=n,
         mean=round(float(np.minimum(radius, grid[-1]).mean()), 8) if n else None,
         quartiles=[round(float(value), 8) if np.isfinite(value) else None for value in quartiles],
         unbroken=int(np.isinf(radius).sum()),
         at_eps=Estimate(**estimate(int((radius > eps).sum()), n)) if eps <= grid[-1] else None,
-        curve=withstanding(radius, grid) if n else None,
+        curve=survival(radius, grid) if n else None,
     )
 
 
-def _area(radii: list[Floats], classes: list[str], seed: int) -> Area | None:
-    """Between the best and the worst class, of the bounded radii of every class."""
+def _area(radii: list[Floats], classes: list[str], seed: int) -> Record | None:
+    """Return the area between the curves of the best and the worst class, from the bounded radii of each class."""
     present = [label for label, own in enumerate(radii) if len(own)]
     if len(present) < 2:
         return None
     random = np.random.default_rng(seed)
     means = np.array([radii[label].mean() for label in present])
-    redrawn = np.array([redrawn_means(radii[label], random) for label in present])
+    resampled = np.array([resampled_means(radii[label], random) for label in present])
     best, worst = int(means.argmax()), int(means.argmin())
     value = float(means[best] - means[worst])
-    low, high = np.quantile(redrawn[best] - redrawn[worst], [0.025, 0.975])
-    bias = float(np.mean(redrawn.max(0) - redrawn.min(0))) - value
-    return Area(
+    low, high = np.quantile(resampled[best] - resampled[worst], [0.025, 0.975])
+    bias = float(np.mean(resampled.max(0) - resampled.min(0))) - value
+    return Record(
         best=classes[present[best]],
         worst=classes[present[worst]],
         value=round(value, 8),
@@ -389,3 +227,84 @@ def _area(radii: list[Floats], classes: list[str], seed: int) -> Area | None:
         high=round(float(high), 8),
         corrected=round(max(0.0, value - bias), 8),
     )
+
+
+def _class_frame(values: Record) -> pd.DataFrame:
+    """Return one row for each class, from the smallest mean radius."""
+    order = sorted(values.by_class, key=lambda part: (part.mean is None, part.mean or 0.0))
+    nothing = Estimate(value=None, low=None, high=None, n=0)
+    rows = [
+        {
+            "class": part["class"],
+            "label": part.label,
+            "mean_radius": part.mean,
+            "quartile_1_radius": part.quartiles[0],
+            "median_radius": part.quartiles[1],
+            "quartile_3_radius": part.quartiles[2],
+            **interval_columns("survives_eps_percent", part.at_eps or nothing),
+            "unbroken_images": part.unbroken,
+            "n": part.n,
+        }
+        for part in order
+    ]
+    return frame_of(rows)
+
+
+def _finding(values: Record) -> str:
+    known = [part for part in values.by_class if part.mean is not None]
+    least, most = (pick(known, key=lambda part: float(part.mean)) for pick in (min, max))
+    area = values.area
+    between = (
+        ""
+        if area is None
+        else f"; the area between the curves is {area.value:.4f} [{area.low:.4f}, {area.high:.4f}], corrected "
+        f"{area.corrected:.4f}"
+    )
+    return (
+        f"The mean smallest {values.norm} radius at which {values.attack} breaks an image (an upper bound) ranges from "
+        f"{least.mean:.4f} for {least['class']} to {most.mean:.4f} for {most['class']}{between}."
+    )
+
+
+def _figures(values: Record, finding: str) -> list[Figure]:
+    view = shown_classes([part.mean for part in values.by_class])
+    quartiles = [values.by_class[label].quartiles for label in view]
+    drawn = [part for part in values.by_class if part.curve is not None]
+    if len(drawn) > MOST_CURVES:
+        drawn.sort(key=lambda part: float(part.mean))
+        drawn = [*drawn[:ENDS], *drawn[-ENDS:]]
+    curves = [
+        Series(
+            name=part["class"],
+            x=values.radii,
+            y=part.curve,
+            colour=COLOURS[place % len(COLOURS)],
+            dash=DASHES[place // len(COLOURS) % len(DASHES)],
+        )
+        for place, part in enumerate(drawn)
+    ]
+    return [
+        lines(
+            [*curves, Series(name="all", x=values.radii, y=values.overall, colour=INK, dash="dashdot")],
+            title="Robustness curves",
+            alt=f"Share of each class of {values.model} that survives a radius. {finding}",
+            x=f"radius ({values.norm})",
+            y="survives, % of the class",
+            zero=True,
+            marks={"eps": values.eps} if values.eps <= values.radii[-1] else None,
+        ),
+        bars(
+            [values.classes[label] for label in view],
+            [
+                Series(
+                    name="median",
+                    y=[half for _, half, _ in quartiles],
+                    low=[low for low, _, _ in quartiles],
+                    high=[high for _, _, high in quartiles],
+                )
+            ],
+            title=f"Median radius and quartiles{shown_suffix(view, values.classes)}",
+            alt=f"Median of the smallest radii of each class of {values.model}, with quartiles.",
+            y=f"radius ({values.norm})",
+        ),
+    ]

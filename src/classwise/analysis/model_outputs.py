@@ -1,6 +1,6 @@
-"""What a model makes of some images, untouched and attacked: logits, and the features before its last layer.
+"""Logits and features of a run's model on natural and attacked images.
 
-Verdicts keep predictions, not adversarial images; they are made anew here, from the same radius and random streams.
+Verdicts hold predictions and no adversarial images, so attacks are repeated with the radius of the report.
 """
 
 # N examples, K classes, D features
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from classwise.accelerate import release_memory, search_model
-from classwise.analysis.run import Subject
+from classwise.analysis.run import Run
 from classwise.attacks.base import BallAttack
 from classwise.core.errors import InputError
-from classwise.core.model_calls import device_of, frozen, logits_of
+from classwise.core.model_calls import device_of, exact, frozen, logits_of
 from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.core.types import MeasuredAttack
@@ -31,23 +31,21 @@ from classwise.models.heads import head_of
 
 Floats = NDArray[np.float32]
 BATCH = 256
-Change = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Images, labels and places to images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """Images and what the model says of them."""
+class Outputs:
+    """Images and the outputs of a model for them."""
 
     index: NDArray[np.int64]
-    """(N,) where they stand in the data set."""
+    """(N,) positions in the data set."""
     label: NDArray[np.int64]
     x: Tensor
     """(N, C, H, W) on the CPU."""
     logits: Floats
     """(N, K)"""
     features: Floats | None
-    """(N, D) what the last linear layer is given; None where the model has none."""
+    """(N, D) input of the last linear layer; None for a model without one."""
 
     @property
     def predicted(self) -> NDArray[np.int64]:
@@ -60,72 +58,67 @@ class Look:
         return np.asarray(torch.from_numpy(self.logits).double().softmax(1).numpy())
 
 
-def linear_head(subject: Subject) -> tuple[str, nn.Linear]:
-    """The last layer of a model, for analyses that cannot do without one."""
-    x, _, _ = next(ordered(subject.images, [0], 1))
-    found = head_of(subject.model, x)
+def exact_logits(model: nn.Module, x: Tensor) -> Tensor:
+    """Return (N, K) logits in float32 on the CPU, computed without TF32; the model keeps its mode."""
+    device = device_of(model)
+    with torch.no_grad(), frozen(model), exact(device):
+        return logits_of(model(x.to(device))).float().cpu()
+
+
+def linear_head(run: Run) -> tuple[str, nn.Linear]:
+    """Return the name and the module of the last layer; raise ``InputError`` for a model without a linear one."""
+    x, _, _ = next(ordered(run.images, [0], 1))
+    found = head_of(run.model, x)
     if found is None:
-        raise InputError(f"the model of {subject.path} has no last linear layer with an output for every class")
+        raise InputError(f"the model of {run.path} has no last linear layer with an output for every class")
     return found
 
 
-def look(subject: Subject, *, per_class: int | None = None, progress: Progress = SILENT) -> Look:
-    """The model on untouched images of the report: all of them, or the first so many of each class."""
-    index = chosen(subject, per_class)
-    return _look(subject, index, f"{subject.name} on untouched images", lambda x, *_: x, progress)
+def natural_outputs(run: Run, *, per_class: int | None = None, progress: Progress = SILENT) -> Outputs:
+    """Return the outputs on all evaluated natural images, or on the first ``per_class`` of each class."""
+    return _outputs(run, per_class, f"{run.name} on natural images", lambda x, *_: x, progress)
 
 
-def look_attacked(
-    subject: Subject, *, attack: str = "pgd", per_class: int | None = None, progress: Progress = SILENT
-) -> Look:
-    """The same images after an attack within the report's radius. Those that are wrong untouched are attacked too."""
-    index = chosen(subject, per_class)
-    found = attack_of(subject, attack)
-    some, _, _ = next(ordered(subject.images, index[:BATCH], BATCH, _device(subject)))
-    searched = search_model(subject.model, some) if isinstance(found, BallAttack) else subject.model
+def attacked_outputs(
+    run: Run, *, attack: str = "pgd", per_class: int | None = None, progress: Progress = SILENT
+) -> Outputs:
+    """Return the outputs on the same images under an attack; misclassified natural images are attacked too."""
+    search = attack_of(run, attack)
+    some, _, _ = next(ordered(run.images, selected_examples(run, per_class)[:BATCH], BATCH, device_of(run.model)))
+    searched = search_model(run.model, some) if isinstance(search, BallAttack) else run.model
 
     def attacked(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
-        return found(searched, x, y, generator=ExampleNoise(0, rows))
+        return search(searched, x, y, generator=ExampleNoise(0, rows))
 
     try:
-        return _look(subject, index, f"{attack} on {subject.name}", attacked, progress)
+        return _outputs(run, per_class, f"{attack} on {run.name}", attacked, progress)
     finally:
         release_memory(searched)
 
 
-def chosen(subject: Subject, per_class: int | None) -> NDArray[np.int64]:
-    """Which examples of the data set are looked at: those of the report, or the first so many of each class."""
-    index = subject.verdicts.index
+def selected_examples(run: Run, per_class: int | None) -> NDArray[np.int64]:
+    """Return the positions of all evaluated examples, or of the first ``per_class`` of each class."""
+    index = run.verdicts.index
     if per_class is None:
         return index
     if per_class < 1:
-        raise InputError(f"per_class = {per_class}: expected at least 1")
-    return np.asarray(index[balanced_subset(subject.verdicts.label, per_class, subject.num_classes)])
+        raise InputError(f"per_class = {per_class}; expected at least 1")
+    return np.asarray(index[balanced_subset(run.verdicts.label, per_class, run.num_classes)])
 
 
-def attack_of(subject: Subject, attack: str) -> MeasuredAttack:
-    """An attack within the radius that the report is about."""
-    threat = subject.report.threat
+def attack_of(run: Run, attack: str) -> MeasuredAttack:
+    """Return an attack with the radius and the norm of the report."""
+    threat = run.report.threat
     perturbations = read_perturbations([attack], threat.eps_text, threat.norm)
     if not perturbations.attacks:
-        raise InputError(f"{attack!r} is no attack that searches a ball")
+        raise InputError(f"{attack!r} is not an attack that searches a ball")
     ((_, found),) = perturbations.attacks.values()
     return found
 
 
-def _device(subject: Subject) -> torch.device:
-    return device_of(subject.model)
-
-
-def _asked(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    with torch.no_grad(), frozen(model), _features(model, x) as features:
-        logits = logits_of(model(x))
-    return logits.float().cpu(), features[-1].flatten(1).float().cpu() if features else None
-
-
 @contextmanager
-def _features(model: nn.Module, x: Tensor) -> Iterator[list[Tensor]]:
-    """Collects what the last linear layer is given."""
+def _captured_features(model: nn.Module, x: Tensor) -> Iterator[list[Tensor]]:
+    """Collect the inputs of the last linear layer."""
     seen: list[Tensor] = []
     found = head_of(model, x)
     hook = None if found is None else found[1].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
@@ -136,20 +129,25 @@ def _features(model: nn.Module, x: Tensor) -> Iterator[list[Tensor]]:
             hook.remove()
 
 
-def _look(subject: Subject, index: NDArray[np.int64], task: str, changed: Change, progress: Progress) -> Look:
-    """What the model says of images after a change."""
-    parts = []
+def _outputs(
+    run: Run, per_class: int | None, task: str, change: Callable[[Tensor, Tensor, Tensor], Tensor], progress: Progress
+) -> Outputs:
+    """Return the outputs on changed images; ``change`` takes images, labels and positions."""
+    index, model = selected_examples(run, per_class), run.model
+    images, logits, features = [], [], []
     progress.start(task, len(index))
-    for x, y, rows in ordered(subject.images, index, BATCH, _device(subject)):
-        x_new = changed(x, y, rows)
-        parts.append((x_new.cpu(), *_asked(subject.model, x_new)))
+    for x, y, rows in ordered(run.images, index, BATCH, device_of(model)):
+        changed = change(x, y, rows)
+        with torch.no_grad(), frozen(model), _captured_features(model, changed) as seen:
+            logits.append(logits_of(model(changed)).float().cpu())
+        images.append(changed.cpu())
+        features += [seen[-1].flatten(1).float().cpu()] if seen else []
         progress.advance(len(x))
     progress.finish()
-    features = [one for _, _, one in parts if one is not None]
-    return Look(
+    return Outputs(
         index=index,
-        label=subject.images.labels[index].astype(np.int64),
-        x=torch.cat([x for x, _, _ in parts]),
-        logits=torch.cat([logits for _, logits, _ in parts]).numpy(),
+        label=run.images.labels[index].astype(np.int64),
+        x=torch.cat(images),
+        logits=torch.cat(logits).numpy(),
         features=torch.cat(features).numpy() if features else None,
     )

@@ -1,7 +1,7 @@
-"""Models class by class, one around the other (Li & Liu 2023, Figs. 4 to 6).
+"""Accuracy of each class of several models as a radar chart (Li & Liu 2023, Figs. 4 to 6).
 
-The first run is the baseline. Where runs share their examples, each class has its gains and losses and an exact McNemar
-test, corrected by Holm for the number of classes; where not, only the difference is known.
+The first run is the baseline. If the runs share their examples, each class has its gains and losses and an exact
+McNemar test with Holm's correction for the number of classes; otherwise there is only the difference.
 """
 
 # K classes
@@ -10,207 +10,127 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, ClassVar
 
-from pydantic import Field
+import pandas as pd
 
-from classwise.analysis.result import Answer
-from classwise.analysis.run import Subject
-from classwise.analysis.several import MOST_RUNS, compared, in_view, opened
+from classwise.analysis.plots import interval_series, shown_classes, shown_suffix
+from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns, p_text
+from classwise.analysis.run import MOST_RUNS, Run, compare_runs, condition, open_runs
 from classwise.core.errors import InputError
 from classwise.reporting.comparison import Row
 from classwise.reporting.estimates import ClassEstimate
 from classwise.reporting.figures import COLOURS, Figure, Series, bars
 from classwise.reporting.figures import radar as radar_figure
-from classwise.reporting.part import Part
-from classwise.reporting.tables import Table
 
-SURE = 0.05
+SIGNIFICANT = 0.05
 
 
-class Difference(Part):
-    """One class of a model less that of the baseline."""
-
-    label: int
-    name: str = Field(alias="class")
-    points: float | None
-    """Null where one of them has no examples of the class."""
-    gained: int | None
-    lost: int | None
-    p_value: float | None
-    """Null where the two were not measured on the same examples."""
-
-
-class Model(Part):
-    """One model, class by class."""
-
-    model: str
-    average: float
-    by_class: list[ClassEstimate]
-    differences: list[Difference]
-    """To the baseline; empty for the baseline itself."""
-
-
-class Radar(Answer):
-    """Models around one centre."""
-
-    kind: ClassVar[str] = "radar"
-
-    dataset: str
-    attack: str
-    classes: list[str]
-    models: list[Model]
-    paired: bool
-    """Whether all models were measured on the same examples."""
-    shown: list[int]
-    """The classes in the figures."""
-
-    def sentences(self) -> list[str]:
-        found = [self._told(one) for one in self.models[1:]]
-        if len(self.shown) < len(self.classes):
-            some = f"the {len(self.shown)} weakest classes of {self.models[0].model}, of {len(self.classes)}"
-            found.append(f"Table and figures show {some}.")
-        return found
-
-    def tables(self) -> list[Table]:
-        def sure(difference: Difference) -> str:
-            return "" if difference.p_value is None else f" (p {difference.p_value:.2g})"
-
-        by_label = [{part.label: part for part in one.differences} for one in self.models[1:]]
-        about = "Accuracy in percent, and the difference to the first model in points"
-        return [
-            Table(
-                title=f"class by class, {self.attack}",
-                about=f"{about}; p: exact McNemar test, corrected for the number of classes."
-                if self.paired
-                else f"{about}; the models were not all measured on the same examples.",
-                columns=[
-                    "class",
-                    *(one.model for one in self.models),
-                    *(f"{one.model} – {self.models[0].model}" for one in self.models[1:]),
-                ],
-                rows=[
-                    [
-                        self.classes[label],
-                        *(_cell(one.by_class[label].value) for one in self.models),
-                        *(
-                            "–" if (part := own[label]).points is None else f"{part.points:+.1f}{sure(part)}"
-                            for own in by_label
-                        ),
-                    ]
-                    for label in self.shown
-                ],
-            )
-        ]
-
-    def figures(self) -> list[Figure]:
-        names = [self.classes[label] for label in self.shown]
-        some = f", the {len(self.shown)} weakest classes" if len(self.shown) < len(self.classes) else ""
-        title = f"Accuracy by class, {self.attack}{some}"
-        alt = f"Models on {self.dataset}, class by class. {' '.join(self.sentences())}"
-        each = []
-        for one in self.models:
-            parts = [one.by_class[label] for label in self.shown]
-            low, high = [part.low for part in parts], [part.high for part in parts]
-            each.append(Series(name=one.model, y=[part.value for part in parts], low=low, high=high))
-        highest = max((value for one in each for value in one.y if value is not None), default=100.0)
-        span = (0, max(10, 10 * math.ceil(highest / 10)))
-        return [
-            radar_figure(names, each, title=title, alt=alt, unit="%", span=span)
-            if len(names) > 2  # two directions make no shape
-            else bars(names, each, title=title, alt=alt, y="accuracy, %"),
-            bars(
-                names,
-                [
-                    Series(name=one.model, y=[one.differences[label].points for label in self.shown], colour=colour)
-                    for one, colour in zip(self.models[1:], COLOURS[1:], strict=False)
-                ],
-                title=f"Difference to {self.models[0].model} by class, {self.attack}{some}",
-                alt=alt,
-                y="points",
-            ),
-        ]
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "model": one.model,
-                "label": label,
-                "class": name,
-                "accuracy": one.by_class[label].value,
-                "low": one.by_class[label].low,
-                "high": one.by_class[label].high,
-                "n": one.by_class[label].n,
-                "points": one.differences[label].points if one.differences else None,
-                "p_value": one.differences[label].p_value if one.differences else None,
-            }
-            for one in self.models
-            for label, name in enumerate(self.classes)
-        ]
-
-    def _told(self, one: Model) -> str:
-        known = [(part.points, part) for part in one.differences if part.points is not None]
-        higher, lower = (sum(sign * points > 0 for points, _ in known) for sign in (1, -1))
-        said = f"{one.model} against {self.models[0].model} under {self.attack}: "
-        said += f"{higher} classes are higher, {lower} lower"
-        if any(part.p_value is not None for _, part in known):
-            sure = [points for points, part in known if part.p_value is not None and part.p_value < SURE]
-            up = sum(points > 0 for points in sure)
-            said += f"; beyond chance {up} higher, {len(sure) - up} lower"
-        if len(known) > 1:
-            (most, best), (least, worst) = max(known, key=_points), min(known, key=_points)
-            said += f"; from {worst.name} ({least:+.1f} points) to {best.name} ({most:+.1f})"
-        return f"{said}."
-
-
-def radar(*runs: Subject | str | Path, attack: str | None = None) -> Radar:
-    """Hold up to six runs against the first, class by class. ``attack``: one that all have, or natural; else all."""
-    subjects = opened(runs, 2, MOST_RUNS)
-    key, comparison = compared(subjects, attack)
-    classes, rows = comparison.dataset.classes, comparison[key]
-    models = []
+def radar(*runs: Run | str | Path, attack: str | None = None) -> AnalysisResult:
+    """Class accuracies of up to six runs, against the first. ``attack``: by default the worst case that all have."""
+    opened = open_runs(runs, 2, MOST_RUNS)
+    key, comparison = compare_runs(opened, attack)
+    rows = comparison[key]
     for row in rows:
         if row.overall.value is None:
             raise InputError(f"{row.model} has no examples")
-        models.append(
-            Model(
+    values = Record(
+        dataset=comparison.dataset.name,
+        attack=key,
+        classes=list(comparison.dataset.classes),
+        models=[
+            Record(
                 model=row.model,
                 average=row.overall.value,
                 by_class=row.by_class,
                 differences=[] if row is rows[0] else _differences(row, rows[0]),
             )
-        )
-    return Radar(
-        dataset=comparison.dataset.name,
-        attack=key,
-        classes=classes,
-        models=models,
+            for row in rows
+        ],
         paired=comparison.paired,
-        shown=in_view(rows[0].shares),
+        shown=shown_classes(rows[0].shares),
+    )
+    finding = "; ".join(_finding(one, values) for one in values.models[1:]) + "."
+    return AnalysisResult(
+        name="radar",
+        finding=finding,
+        values=values,
+        frames={"classes": _frame(values)},
+        draw=lambda: _figures(values, finding),
     )
 
 
-def _differences(row: Row, base: Row) -> list[Difference]:
+def _differences(row: Row, base: Row) -> list[Record]:
     paired = {part.label: part for part in row.changes}
 
-    def difference(ours: ClassEstimate, theirs: ClassEstimate) -> Difference:
+    def difference(ours: ClassEstimate, theirs: ClassEstimate) -> Record:
         change = paired.get(ours.label)
         known = ours.value is not None and theirs.value is not None
-        return Difference(
-            label=ours.label,
-            name=ours.name,
-            points=round((ours.value or 0.0) - (theirs.value or 0.0), 4) if known else None,
-            gained=None if change is None else change.gained,
-            lost=None if change is None else change.lost,
-            p_value=None if change is None else change.p_value,
-        )
+        found = Record(label=ours.label, points=round((ours.value or 0) - (theirs.value or 0), 4) if known else None)
+        found["class"] = ours.name
+        return Record(found | {key: getattr(change, key, None) for key in ("gained", "lost", "p_value")})
 
     return [difference(ours, theirs) for ours, theirs in zip(row.by_class, base.by_class, strict=True)]
 
 
-def _points(known: tuple[float, Difference]) -> float:
-    return known[0]
+def _frame(values: Record) -> pd.DataFrame:
+    """Return one row for each model and class, from the weakest class of the baseline."""
+    first = values.models[0].by_class
+    order = sorted(first, key=lambda part: (part.value is None, part.value or 0.0))
+    rows = []
+    for part in order:
+        for one in values.models:
+            difference = one.differences[part.label] if one.differences else Record(points=None, p_value=None)
+            rows.append(
+                {
+                    "class": part.name,
+                    "label": part.label,
+                    "model": one.model,
+                    **interval_columns("accuracy_percent", one.by_class[part.label]),
+                    "n": one.by_class[part.label].n,
+                    "difference_points": difference.points,
+                    "p_value": difference.p_value,
+                }
+            )
+    return frame_of(rows)
 
 
-def _cell(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
+def _finding(one: Record, values: Record) -> str:
+    known = [part for part in one.differences if part.points is not None]
+    higher, lower = (sum(sign * part.points > 0 for part in known) for sign in (1, -1))
+    base = values.models[0].model
+    said = f"{one.model} against {base} {condition(values.attack)}: {higher} classes higher, {lower} lower"
+    if any(part.p_value is not None for part in known):
+        points = [part.points for part in known if part.p_value is not None and part.p_value < SIGNIFICANT]
+        up = sum(change > 0 for change in points)
+        said += f" (significant: {up} higher, {len(points) - up} lower)"
+    if len(known) > 1:
+        least, most = (pick(known, key=lambda part: float(part.points)) for pick in (min, max))
+        ends = [f"{part['class']} {part.points:+.1f} points{p_text(part.p_value)}" for part in (least, most)]
+        said += f", from {' to '.join(ends)}"
+    return said
+
+
+def _figures(values: Record, finding: str) -> list[Figure]:
+    shown, base = values.shown, values.models[0].model
+    names = [values.classes[label] for label in shown]
+    title = f"{{}}, {values.attack}{shown_suffix(shown, values.classes)}"
+    alt = f"Models on {values.dataset}, class by class. {finding}"
+    each = [interval_series(one.model, [one.by_class[label] for label in shown]) for one in values.models]
+    highest = max((value for one in each for value in one.y if value is not None), default=100.0)
+    span = (0, max(10, 10 * math.ceil(highest / 10)))
+    accuracy = title.format("Accuracy by class")
+    return [
+        radar_figure(names, each, title=accuracy, alt=alt, unit="%", span=span)
+        if len(names) > 2  # a radar chart needs three directions
+        else bars(names, each, title=accuracy, alt=alt, y="accuracy, %"),
+        bars(
+            names,
+            [
+                Series(name=one.model, y=[one.differences[label].points for label in shown], colour=color)
+                for one, color in zip(values.models[1:], COLOURS[1:], strict=False)
+            ],
+            title=title.format(f"Difference to {base} by class"),
+            alt=alt,
+            y="points",
+        ),
+    ]

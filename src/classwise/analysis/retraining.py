@@ -1,7 +1,6 @@
-"""Trainings that an analysis needs: the recipe of a run with something changed, each into a directory of its own.
+"""Trainings that an analysis needs: the recipe of a run with a change, each in a directory of its own.
 
-Whatever is finished stays as it is, and what was broken off is continued, so that an analysis that trains for hours may
-be interrupted and asked again.
+Finished trainings are reused and interrupted ones are resumed, so an analysis that trains for hours can be interrupted.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from classwise.analysis.run import Subject
+from classwise.analysis.run import Run
 from classwise.api.evaluate import evaluate
 from classwise.api.train import train_together
 from classwise.config.recipes import Recipe, load_recipe
@@ -24,44 +23,44 @@ from classwise.storage.run_directory import RunDirectory
 from classwise.training.workers import Send, check_workers, run_jobs
 
 
-def recipe_of(subject: Subject) -> Recipe:
-    """What a run was trained by."""
-    recipe = recipe_if_trained(subject)
+def recipe_of(run: Run) -> Recipe:
+    """Return the training recipe of a run; raise ``InputError`` if it was not trained by classwise."""
+    recipe = recipe_if_trained(run)
     if recipe is None:
-        raise InputError(f"{subject.path} is not the directory of a training, which this analysis repeats")
+        raise InputError(f"{run.path} is not the directory of a training; this analysis repeats the training")
     return recipe
 
 
-def recipe_if_trained(subject: Subject) -> Recipe | None:
-    """What a run was trained by, where it was trained here."""
-    asked = RunDirectory(subject.path).read().get("training", {}).get("asked")
+def recipe_if_trained(run: Run) -> Recipe | None:
+    """Return the training recipe of a run, or None."""
+    recorded = RunDirectory(run.path).read().get("training", {}).get("asked")
     try:
-        return None if asked is None else Recipe.model_validate(asked)
+        return None if recorded is None else Recipe.model_validate(recorded)
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"])) or "asked"
         why = f"{key[:80]!r}: {first_line(error)}"
-        raise InputError(f"{subject.path / 'run.json'} holds no recipe that can be read: {why}") from None
+        raise InputError(f"the recipe in {run.path / 'run.json'} cannot be read: {why}") from None
 
 
-def trained(
-    subject: Subject, changes: Mapping[Path, Mapping[str, Any]], *, workers: int = 1, progress: Progress = SILENT
+def train_variants(
+    run: Run, changes: Mapping[Path, Mapping[str, Any]], *, workers: int = 1, progress: Progress = SILENT
 ) -> None:
-    """Train a run's recipe anew, into each directory with these changes; with workers several at a time."""
-    recipe = recipe_of(subject)
+    """Train the recipe of a run with changes, each into its directory."""
+    recipe = recipe_of(run)
     recipes = {place: load_recipe(recipe, dict(change)) for place, change in changes.items()}
-    each_done(workers, _train, list(recipes.items()), "trainings", progress)
+    run_all(workers, _train, list(recipes.items()), "trainings", progress)
 
 
 def _train(job: tuple[Path, Recipe], progress: Progress = SILENT) -> None:
     train_together(dict([job]), resume=True, progress=progress)
 
 
-def each_done(
+def run_all(
     workers: int, work: Callable[..., None], jobs: Sequence[Any], what: str, progress: Progress = SILENT
 ) -> None:
-    """Do jobs one after the other, or with workers several at a time.
+    """Run jobs one after the other, or in ``workers`` processes.
 
-    ``work`` takes a job and ``progress``; in a process of its own it reports nothing.
+    ``work`` takes a job and ``progress``; in a process of its own it reports no progress.
     """
     check_workers(workers)
     if workers == 1:
@@ -73,43 +72,40 @@ def each_done(
     progress.finish()
 
 
-def _silently(work: Callable[..., None], job: Any, tell: Send) -> None:
+def _silently(work: Callable[..., None], job: Any, send: Send) -> None:
     work(job)
-    tell(1)
+    send(1)
 
 
-def evaluated(subject: Subject, place: Path, *, attack: str, progress: Progress = SILENT) -> Subject:
-    """A trained run, attacked as the subject was: the same images, attack, radius and seed."""
-    return evaluated_on(subject, place, subject.report.dataset.name, attack=attack, progress=progress)
-
-
-def evaluated_on(subject: Subject, place: Path, data: str, *, attack: str, progress: Progress = SILENT) -> Subject:
-    """The same on other images."""
-    asked = RunDirectory(subject.path).read().get("evaluation", {}).get("asked", {})
-    report = subject.report
+def evaluate_variant(
+    run: Run, place: Path, *, attack: str, data: str | None = None, progress: Progress = SILENT
+) -> Run:
+    """Evaluate a trained variant with the attack, radius and seed of the run, on its images or on other data."""
+    recorded = RunDirectory(run.path).read().get("evaluation", {}).get("asked", {})
+    report = run.report
     evaluate(
         str(place),
-        data,
+        report.dataset.name if data is None else data,
         attacks=[report.attacks[attack].spec],
         eps=report.threat.eps_text,
         norm=report.threat.norm,
         split=report.dataset.split,
-        per_class=asked.get("per_class"),
-        seed=asked.get("seed", 0),
+        per_class=recorded.get("per_class"),
+        seed=recorded.get("seed", 0),
         out=place,
         resume=True,
         progress=progress,
     )
-    return Subject.open(place)
+    return Run.open(place)
 
 
-def one_attack(subject: Subject, attack: str | None) -> str:
-    """The attack that is repeated: the one that is named, else the only one of the report."""
-    attacks = list(subject.report.attacks)
+def repeatable_attack(run: Run, attack: str | None) -> str:
+    """Return the attack to repeat: the given one, else the only one of the report."""
+    attacks = list(run.report.attacks)
     if attack is None and len(attacks) != 1:
-        raise InputError(f"{subject.path} was attacked by {', '.join(attacks) or 'nobody'}: choose one attack")
+        raise InputError(f"{run.path} was evaluated with {', '.join(attacks) or 'no attack'}; pass one as attack")
     chosen = attacks[0] if attack is None else attack
-    subject.key(chosen)
+    run.key(chosen)
     if chosen not in attacks:
-        raise InputError(f"{chosen} is no attack that can be repeated: choose one of {', '.join(attacks)}")
+        raise InputError(f"attack = {chosen!r} cannot be repeated; expected one of {', '.join(attacks)}")
     return chosen

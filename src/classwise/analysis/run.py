@@ -1,10 +1,12 @@
-"""What analyses look at: a run directory, opened part by part as it is asked for."""
+"""Run directories as input of analyses: report, verdicts, margins, history, images and model, each loaded on access."""
 
 # N examples, K classes
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,28 +18,29 @@ from classwise.core.errors import InputError
 from classwise.data import ImageSet, load_data
 from classwise.models.load import load_model
 from classwise.reporting import ClassReport, load_report
+from classwise.reporting.comparison import Comparison, compare
 from classwise.storage.margins import Margins
 from classwise.storage.run_directory import RunDirectory
 from classwise.storage.verdicts import NATURAL, Verdicts
 
+MOST_RUNS = 6
+"""Runs that a figure can distinguish."""
+
 
 @dataclass(frozen=True)
-class Subject:
-    """One model: how it was trained, what it made of which images, and itself.
-
-    What a run directory does not hold is said in one line when an analysis asks for it.
-    """
+class Run:
+    """A run directory. Access to a part that it does not have raises ``InputError``."""
 
     path: Path
     weights: Path | None = None
-    """The file its weights were loaded from, where that was not in a run directory."""
+    """Weights file of the model, if it was evaluated with ``--weights``."""
     loaded: nn.Module | None = None
-    """The model, where it is at hand."""
+    """The model, if it is in memory."""
 
     @classmethod
-    def open(cls, run: Subject | str | Path) -> Subject:
-        """From a directory, or as it is."""
-        if isinstance(run, Subject):
+    def open(cls, run: Run | str | Path) -> Run:
+        """Return a run as it is, or the run in a directory."""
+        if isinstance(run, Run):
             return run
         path = Path(run).expanduser()
         if not path.is_dir():
@@ -46,69 +49,74 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """What to call it: the name its report gives the model, else that of its folder."""
+        """Name of the model in the report, else of the directory."""
         named = self.report.model.get("name") if (self.path / "report.json").exists() else None
         return str(named or self.path.resolve().name)
 
     @cached_property
     def report(self) -> ClassReport:
-        """Its accuracies."""
+        """Accuracies of the evaluation."""
         return load_report(self.path)
 
     @cached_property
     def verdicts(self) -> Verdicts:
-        """What became of every example."""
+        """Predictions of every evaluated example."""
         if self.report.verdicts is None:
-            raise InputError(f"{self.path} holds no verdicts.parquet: evaluate the model into it first")
+            raise InputError(f"{self.path} has no verdicts.parquet; evaluate the model into it first")
         return self.report.verdicts
 
     @cached_property
     def margins(self) -> Margins:
-        """The margin matrix of the evaluated images."""
+        """Margin matrix of the evaluated images."""
         file = RunDirectory(self.path).margins
         if not file.exists():
-            raise InputError(f"{self.path} holds no {file.name}: evaluate the model into it with --margins")
+            raise InputError(f"{self.path} has no {file.name}; evaluate the model into it with --margins")
         return Margins.load(file)
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
-        """Its epochs, as ``metrics.jsonl`` has them."""
+        """Epochs of the training, from ``metrics.jsonl``."""
         file = self.path / "metrics.jsonl"
         if not file.exists():
-            raise InputError(f"{self.path} holds no metrics.jsonl: it is not the directory of a training")
+            raise InputError(f"{self.path} has no metrics.jsonl; expected the directory of a training")
         try:
             records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         except ValueError as error:
             raise InputError(f"{file} cannot be read: {error}") from None
         if not records or not all(isinstance(record, dict) for record in records):
-            raise InputError(f"{file} holds no epochs")
+            raise InputError(f"{file} contains no epochs")
         return records
 
     @cached_property
     def images(self) -> ImageSet:
-        """The whole data set that the verdicts are about; ``verdicts.index`` counts in it."""
-        asked = self.report.dataset
-        images = load_data(asked.name, split=asked.split)
-        if asked.digest is not None and images.digest() != asked.digest:
-            raise InputError(f"{asked.name}/{asked.split} holds other images than {self.path} was evaluated on")
+        """The whole evaluated data set; ``verdicts.index`` holds positions in it."""
+        dataset = self.report.dataset
+        images = load_data(dataset.name, split=dataset.split)
+        if dataset.digest is not None and images.digest() != dataset.digest:
+            raise InputError(
+                f"the images of {dataset.name}/{dataset.split} differ from those that {self.path} was evaluated on"
+            )
         return images
 
     @cached_property
     def model(self) -> nn.Module:
-        """The model that was evaluated, or trained where none was."""
+        """The evaluated model, or the trained one if there is no evaluation."""
         if self.loaded is not None:
             return self.loaded
-        asked = RunDirectory(self.path).read().get("evaluation", {}).get("asked", {}).get("model")
-        spec = str(self.path) if asked is None else asked.get("spec")
+        recorded = RunDirectory(self.path).read().get("evaluation", {}).get("asked", {}).get("model")
+        spec = str(self.path) if recorded is None else recorded.get("spec")
         if spec is None:
-            raise InputError(f"the model of {self.path} was evaluated from memory and cannot be loaded again")
-        if asked is not None and "weights" in asked and self.weights is None:
-            raise InputError(f"the model of {self.path} had its weights from {asked['weights']}: give that file again")
+            raise InputError(f"the model of {self.path} was evaluated from memory and cannot be loaded")
+        if recorded is not None and "weights" in recorded and self.weights is None:
+            raise InputError(
+                f"the model of {self.path} was evaluated with weights from {recorded['weights']}; pass that file with "
+                "--weights"
+            )
         return load_model(spec, weights=self.weights, num_classes=self.num_classes)
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes; their numbers where only the history is known."""
+        """Class names; numbers if there is only a training history."""
         if (self.path / "report.json").exists():
             return self.report.dataset.classes
         return [str(label) for label in range(len(self.history[0]["validation"]["n"]))]
@@ -119,23 +127,79 @@ class Subject:
         return len(self.classes)
 
     def key(self, attack: str | None) -> str:
-        """The result that is meant: an attack's by its name, else the strongest."""
+        """Return the key of a result of the report: the given attack, else the strongest result."""
         key = self.report.strongest if attack is None else attack
         if key == NATURAL and attack is None:
             raise InputError(f"{self.path} was evaluated without an attack")
         self.report[key]
         return key
 
+    def require_classes(self, least: int) -> None:
+        """Raise ``InputError`` if there are fewer classes."""
+        if self.num_classes < least:
+            raise InputError(f"the data of {self.path} have {_classes(self.num_classes)}; at least {least} are needed")
+
     def label_of(self, label: str | int | None, key: str) -> int:
-        """A class by its name or number; the worst one of a result unless told."""
+        """Return the label of a class given by name or number; by default the worst class of a result."""
         if label is None:
             worst = self.report[key].worst
             if worst is None:
-                raise InputError(f"{self.path} has no worst class: name one as label")
+                raise InputError(f"{self.path} has no worst class; pass a class as label")
             return worst.label
         text = str(label)
         if text in self.classes:
             return self.classes.index(text)
         if not text.isdecimal() or int(text) >= self.num_classes:
-            raise InputError(f"label = {label!r} is no class of {self.path}")
+            raise InputError(f"label = {label!r} is not a class of {self.path}")
         return int(text)
+
+
+def open_runs(runs: Sequence[Run | str | Path], least: int, most: int | None = None) -> list[Run]:
+    """Open runs and check their number."""
+    if not least <= len(runs) <= (most or len(runs)):
+        expected = f"{least} or more" if most is None else f"{least} to {most}"
+        raise InputError(f"got {len(runs)} runs; expected {expected}")
+    return [Run.open(run) for run in runs]
+
+
+def unique_names(runs: Sequence[Run]) -> list[str]:
+    """Return a distinct name for each run: its model, or its directory if models share a name, numbered if needed."""
+    models = Counter(run.name for run in runs)
+    names: list[str] = []
+    for run in runs:
+        first = run.name if models[run.name] == 1 else run.path.resolve().name
+        name, number = first, 1
+        while name in names:
+            number += 1
+            name = f"{first} ({number})"
+        names.append(name)
+    return names
+
+
+def compare_runs(runs: Sequence[Run], attack: str | None) -> tuple[str, Comparison]:
+    """Return the key of a result that all runs have, and the comparison of the runs with the first one."""
+    comparison = compare(*(run.report for run in runs), names=unique_names(runs))
+    key = comparison.strongest if attack is None else attack
+    if key == NATURAL and attack is None:
+        bare = [run.path for run in runs if run.report.strongest == NATURAL]
+        raise InputError(f"{bare[0]} was evaluated without an attack" if bare else "the runs have no attack in common")
+    comparison[key]
+    return key, comparison
+
+
+def condition(key: str) -> str:
+    """Return a phrase for a result: ``under pgd``, or ``without attack``."""
+    return "without attack" if key == NATURAL else f"under {key}"
+
+
+def capitalized(text: str) -> str:
+    """Return a text with its first letter in upper case.
+
+    >>> capitalized("under PGD")
+    'Under PGD'
+    """
+    return text[:1].upper() + text[1:]
+
+
+def _classes(number: int) -> str:
+    return "1 class" if number == 1 else f"{number} classes"

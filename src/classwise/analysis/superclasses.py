@@ -1,4 +1,4 @@
-"""Which classes belong together: as the data set's authors say, or the user."""
+"""Superclasses of a data set: known ones, or those given by the user."""
 
 # K classes
 
@@ -20,25 +20,25 @@ Superclasses = Mapping[str, Sequence[int]]
 def superclasses_of(
     dataset: str, num_classes: int, given: Superclasses | Path | str | None = None
 ) -> dict[str, list[int]]:
-    """Groups of labels by name: those given (or in a JSON file), else those known of the data set; often none.
+    """Return the labels of each superclass: as given (also in a JSON file), else as known for the data set, else none.
 
-    Together they must hold every class once.
+    Each class must be in exactly one superclass.
     """
     if isinstance(given, str | Path):
         given = read_json(Path(given))
     if given is None:
         return known_superclasses(dataset, num_classes)
     if not isinstance(given, Mapping):
-        raise InputError("superclasses are an object from a name to a list of labels")
+        raise InputError("superclasses must be an object that maps names to lists of labels")
     groups = {str(name): [int(label) for label in labels] for name, labels in given.items()}
-    held = sorted(label for labels in groups.values() for label in labels)
-    if held != list(range(num_classes)):
-        raise InputError(f"superclasses must hold each of the labels 0 to {num_classes - 1} once, not {held}")
+    found = sorted(label for labels in groups.values() for label in labels)
+    if found != list(range(num_classes)):
+        raise InputError(f"superclasses must contain each label from 0 to {num_classes - 1} once, got {found}")
     return groups
 
 
 def membership(groups: Mapping[str, Sequence[int]], num_classes: int) -> NDArray[np.int64]:
-    """(K,) the number of each class's group."""
+    """Return (K,) the number of each class's group."""
     member = np.zeros(num_classes, dtype=np.int64)
     for number, labels in enumerate(groups.values()):
         member[list(labels)] = number

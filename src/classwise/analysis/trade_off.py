@@ -1,9 +1,9 @@
-"""What the worst class costs the average: one class's weight or beta swept.
+"""Trade-off between average and worst class: sweeps of one class's weight or beta, or a comparison of runs.
 
-Weights as in Li & Liu 2023, Fig. 3, betas as in Tian et al. 2021, Fig. 4c. Given one run, its recipe is trained anew
-for every value of the sweep, into ``work/<turn>-<label>-<value>``; given several runs, they are the points. A point is
-on the Pareto front if no other has a better average and a better worst class. With several points close together a
-front is partly chance: the intervals of both are told.
+Weights as in Li & Liu 2023, Fig. 3, betas as in Tian et al. 2021, Fig. 4c. For one run, its recipe is trained for every
+value of the sweep, into ``work/<turn>-<label>-<value>``; several runs are compared as they are. A model is on the
+Pareto front if no other has a better average and a better worst class. Whether close models are on the front is partly
+chance.
 """
 
 # K classes
@@ -12,144 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
-from classwise.analysis.result import Answer
-from classwise.analysis.retraining import evaluated, one_attack, recipe_of, trained
-from classwise.analysis.run import Subject
+from classwise.analysis.plots import interval_series
+from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
+from classwise.analysis.retraining import evaluate_variant, recipe_of, repeatable_attack, train_variants
+from classwise.analysis.run import Run
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
-from classwise.reporting.estimates import ClassEstimate, Estimate, share
+from classwise.reporting.estimates import share
 from classwise.reporting.figures import Figure, Series, lines, points
-from classwise.reporting.part import Part
-from classwise.reporting.report import Worst
-from classwise.reporting.tables import Table
 from classwise.training.plan import make_objective
 
 Turn = Literal["weight", "beta"]
-
-
-class Setting(Part):
-    """One model on the way."""
-
-    name: str
-    value: float | None
-    """What was turned to: of the run that is swept, what it was trained with; None where runs are compared."""
-    average: Estimate
-    worst: Worst
-    by_class: list[ClassEstimate]
-    front: bool
-    """Whether no other model is better in both."""
-
-
-class TradeOff(Answer):
-    """Average against worst class."""
-
-    kind: ClassVar[str] = "trade-off"
-
-    attack: str
-    turned: str | None
-    """What was swept, in words; None where runs were given."""
-    label: int | None
-    settings: list[Setting]
-
-    def sentences(self) -> list[str]:
-        best = max(self.settings, key=lambda one: one.worst.value)
-        first = self.settings[0]
-        found = [
-            f"The worst class does best in {best.name}: {share(best.worst, '%')} "
-            f"({best.worst.name}), at an average of {best.average.value:.1f}%."
-        ]
-        if best is not first and best.average.value is not None and first.average.value is not None:
-            found.append(
-                f"Against {first.name} that is {best.worst.value - first.worst.value:+.1f} points for the worst class "
-                f"and {best.average.value - first.average.value:+.1f} on average."
-            )
-        front = [one.name for one in self.settings if one.front]
-        return [*found, f"On the Pareto front: {', '.join(front)}."]
-
-    def tables(self) -> list[Table]:
-        return [
-            Table(
-                title=f"average and worst class, {self.attack}",
-                about="Percent [95%]; on the front are those that no other beats in both.",
-                columns=["", "average", "worst class", "worst", "front"],
-                rows=[
-                    [
-                        one.name,
-                        share(one.average),
-                        one.worst.name,
-                        share(one.worst),
-                        "yes" if one.front else "",
-                    ]
-                    for one in self.settings
-                ],
-            )
-        ]
-
-    def figures(self) -> list[Figure]:
-        front = sorted((one for one in self.settings if one.front), key=lambda one: one.average.value or 0.0)
-        others = [one for one in self.settings if not one.front]
-
-        def series(name: str, some: Sequence[Setting]) -> Series:
-            return Series(
-                name=name,
-                x=[one.average.value for one in some],
-                y=[one.worst.value for one in some],
-                low=[one.worst.low for one in some],
-                high=[one.worst.high for one in some],
-                text=[one.name for one in some],
-            )
-
-        drawn = [
-            points(
-                [series("Pareto front", front), *([series("others", others)] if others else [])],
-                title="Average against worst class",
-                alt=f"Average and worst-class accuracy under {self.attack}. {self.sentences()[-1]}",
-                x="average accuracy under attack, %",
-                y="accuracy of the worst class, %",
-                joined=["Pareto front"],
-            )
-        ]
-        swept = sorted((one for one in self.settings if one.value is not None), key=lambda one: one.value or 0.0)
-        if len(swept) > 1 and self.turned is not None:
-            at = [one.value for one in swept]
-            own = [] if self.label is None else [_of_class(swept, self.label)]
-            drawn.append(
-                lines(
-                    [
-                        Series(name="average", x=at, y=[one.average.value for one in swept]),
-                        Series(name="worst class", x=at, y=[one.worst.value for one in swept]),
-                        *own,
-                    ],
-                    title=f"Over the {self.turned}",
-                    alt=f"Accuracy under {self.attack} over the {self.turned}",
-                    x=self.turned,
-                    y="accuracy under attack, %",
-                    zero=True,
-                )
-            )
-        return drawn
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": one.name,
-                "value": one.value,
-                "label": part.label,
-                "class": part.name,
-                "accuracy": part.value,
-                "n": part.n,
-                "front": one.front,
-            }
-            for one in self.settings
-            for part in one.by_class
-        ]
+POLICIES = {"weight": ("fixed-weights", "weights"), "beta": ("beta-vector", "beta")}
+"""Policy and its setting that change a class's weight or beta."""
 
 
 def trade_off(
-    *runs: Subject | str | Path,
+    *runs: Run | str | Path,
     turn: Turn = "weight",
     label: str | int | None = None,
     values: Sequence[Number] = (0.5, 1.0, 2.0, 4.0),
@@ -157,88 +39,138 @@ def trade_off(
     work: Path | None = None,
     workers: int = 1,
     progress: Progress = SILENT,
-) -> TradeOff:
+) -> AnalysisResult:
     """Sweep one class's weight or beta from a run's recipe, or compare several runs.
 
-    ``label`` is the class that is turned, by name or number; the worst one of the run unless told. A weight is relative
-    to the other classes' 1, a beta is what the class gets in place of the objective's.
+    ``label`` is the class to change, by name or number, by default the worst class of the run. A weight is relative to
+    the other classes' weight of 1; a beta replaces that of the objective for the class.
     """
-    subjects = [Subject.open(run) for run in runs]
-    if not subjects:
-        raise InputError("trade-off needs a run whose recipe is swept, or several to compare")
-    if len(subjects) > 1:
-        key = subjects[0].key(attack)
-        return _answer(key, None, None, [(subject.name, None, subject) for subject in subjects])
-    (subject,) = subjects
-    recipe = recipe_of(subject)
-    key = one_attack(subject, attack)
-    chosen = subject.label_of(label, key)
+    opened = [Run.open(run) for run in runs]
+    if not opened:
+        raise InputError("trade-off needs one run for a sweep, or several runs to compare")
+    if len(opened) > 1:
+        return _result(opened[0].key(attack), None, None, [(run.name, None, run) for run in opened])
+    (run,) = opened
+    recipe = recipe_of(run)
+    key = repeatable_attack(run, attack)
+    chosen = run.label_of(label, key)
     if not values:
-        raise InputError("values: at least one is needed")
-    name = subject.classes[chosen]
-    folder = subject.path / "trade-off" if work is None else work
-    places = {value: folder / f"{turn}-{chosen}-{value:g}" for value in values}
-    policy = {"weight": ("fixed-weights", "weights"), "beta": ("beta-vector", "beta")}[turn]
+        raise InputError("values is empty; expected at least one value")
     if recipe.policy["name"] != "uniform":
         raise InputError(
-            f"the run's policy is {recipe.policy['name']!r}: a sweep takes its place, so it must be uniform"
+            f"the run has the policy {recipe.policy['name']!r}; a sweep needs a run with the uniform policy"
         )
-    changes = {
-        place: {"policy": {"name": policy[0], policy[1]: {str(chosen): value}}} for value, place in places.items()
-    }
-    trained(subject, changes, workers=workers, progress=progress)
-    found = [
-        (f"{turn} {value:g}", float(value), evaluated(subject, place, attack=key, progress=progress))
+    folder = run.path / "trade-off" if work is None else work
+    places = {value: folder / f"{turn}-{chosen}-{value:g}" for value in values}
+    policy, setting = POLICIES[turn]
+    changes = {place: {"policy": {"name": policy, setting: {str(chosen): value}}} for value, place in places.items()}
+    train_variants(run, changes, workers=workers, progress=progress)
+    swept = [
+        (f"{turn} {value:g}", float(value), evaluate_variant(run, place, attack=key, progress=progress))
         for value, place in places.items()
     ]
     own = 1.0 if turn == "weight" else float(getattr(make_objective(recipe), "beta", 1.0))
-    return _answer(key, f"{turn} of class {name}", chosen, [(subject.name, own, subject), *found])
+    return _result(key, f"{turn} of class {run.classes[chosen]}", chosen, [(run.name, own, run), *swept])
 
 
-def _answer(
-    key: str, turned: str | None, label: int | None, found: list[tuple[str, float | None, Subject]]
-) -> TradeOff:
-    measured = []
-    for name, value, subject in found:
-        subject.key(key)
-        result = subject.report[key]
-        if result.worst is None or result.overall.value is None:
-            raise InputError(f"{subject.path} has no examples that were attacked")
-        measured.append((name, value, result))
-    places = [(result.overall.value or 0.0, result.worst.value if result.worst else 0.0) for *_, result in measured]
-    return TradeOff(
-        attack=key,
-        turned=turned,
-        label=label,
-        settings=[
-            Setting(
-                name=name,
-                value=value,
-                average=result.overall,
-                worst=result.worst,
-                by_class=result.by_class,
-                front=not any(beats(other, place) for other in places),
-            )
-            for (name, value, result), place in zip(measured, places, strict=True)
-        ],
-    )
+def dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Return whether one point is at least as good in both coordinates and better in one.
 
-
-def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether one point is at least as good in both and better in one.
-
-    >>> beats((50.0, 20.0), (49.0, 20.0)), beats((50.0, 20.0), (50.0, 20.0)), beats((51.0, 19.0), (50.0, 20.0))
-    (True, False, False)
+    >>> dominates((50.0, 20.0), (49.0, 20.0)), dominates((50.0, 20.0), (50.0, 20.0))
+    (True, False)
     """
     return one[0] >= other[0] and one[1] >= other[1] and one != other
 
 
-def _of_class(swept: Sequence[Setting], label: int) -> Series:
-    parts = [one.by_class[label] for one in swept]
-    return Series(
-        name=f"class {parts[0].name}",
-        x=[one.value for one in swept],
-        y=[part.value for part in parts],
-        low=[part.low for part in parts],
-        high=[part.high for part in parts],
+def _result(
+    key: str, turned: str | None, label: int | None, models: list[tuple[str, float | None, Run]]
+) -> AnalysisResult:
+    settings = []
+    for name, value, run in models:
+        run.key(key)
+        result = run.report[key]
+        if result.worst is None or result.overall.value is None:
+            raise InputError(f"{run.path} has no examples that were attacked")
+        settings.append(
+            Record(name=name, value=value, average=result.overall, worst=result.worst, by_class=result.by_class)
+        )
+    places = [(one.average.value, one.worst.value) for one in settings]
+    for one, place in zip(settings, places, strict=True):
+        one["front"] = not any(dominates(other, place) for other in places)
+    values = Record(attack=key, turned=turned, label=label, settings=settings)
+    best, first = max(settings, key=lambda one: float(one.worst.value)), settings[0]
+    change = (
+        ""
+        if best is first
+        else f", {best.worst.value - first.worst.value:+.1f} and {best.average.value - first.average.value:+.1f} "
+        f"points against {first.name}"
     )
+    finding = (
+        f"{best.name} has the highest worst class under {key}: {share(best.worst, '%')} ({best.worst.name}) at an "
+        f"average of {best.average.value:.1f}%{change}."
+    )
+    models_frame = [
+        {
+            "model": one.name,
+            "value": one.value,
+            **interval_columns("average_percent", one.average),
+            **interval_columns("worst_class_percent", one.worst),
+            "worst_class": one.worst.name,
+            "pareto_front": one.front,
+        }
+        for one in settings
+    ]
+    by_class = [
+        {
+            "model": one.name,
+            "value": one.value,
+            "label": part.label,
+            "class": part.name,
+            **interval_columns("accuracy_percent", part),
+            "n": part.n,
+        }
+        for one in settings
+        for part in one.by_class
+    ]
+    frames = {"models": frame_of(models_frame), "classes": frame_of(by_class)}
+    return AnalysisResult(
+        name="trade-off", finding=finding, values=values, frames=frames, draw=lambda: _figures(values, finding)
+    )
+
+
+def _figures(values: Record, finding: str) -> list[Figure]:
+    front = sorted((one for one in values.settings if one.front), key=lambda one: float(one.average.value))
+    others = [one for one in values.settings if not one.front]
+
+    def series(name: str, some: Sequence[Record]) -> Series:
+        x, names = [one.average.value for one in some], [one.name for one in some]
+        return interval_series(name, [one.worst for one in some], x=x, text=names)
+
+    figures = [
+        points(
+            [series("Pareto front", front), *([series("others", others)] if others else [])],
+            title="Average against worst class",
+            alt=f"Average and worst-class accuracy under {values.attack}. {finding}",
+            x="average accuracy under attack, %",
+            y="accuracy of the worst class, %",
+            joined=["Pareto front"],
+        )
+    ]
+    swept = sorted((one for one in values.settings if one.value is not None), key=lambda one: float(one.value))
+    if len(swept) > 1 and values.label is not None:
+        x, own = [one.value for one in swept], [one.by_class[values.label] for one in swept]
+        figures.append(
+            lines(
+                [
+                    Series(name="average", x=x, y=[one.average.value for one in swept]),
+                    Series(name="worst class", x=x, y=[one.worst.value for one in swept]),
+                    interval_series(f"class {own[0].name}", own, x=x),
+                ],
+                title=f"Accuracy by {values.turned}",
+                alt=f"Accuracy under {values.attack} by {values.turned}. {finding}",
+                x=values.turned,
+                y="accuracy under attack, %",
+                zero=True,
+            )
+        )
+    return figures

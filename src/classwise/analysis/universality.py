@@ -1,17 +1,16 @@
-"""Whether the same classes are weak however a model is made (Benz et al. 2020: architectures, optimizers, schedules and
-weight decays).
+"""Whether the same classes are weak for different architectures, optimizers, schedules and weight decays (Benz et al.
+2020).
 
-Runs whose recipes differ in the seed alone are one **setting**. How far two settings agree is the mean of Spearman's
-coefficient between the class accuracies of a run of the one and a run of the other; runs of one seed share their split
-of the data and are not paired where there are others. The same mean over the pairs of runs within a setting says how
-far a seed agrees with the next. That bounds what can be expected between settings: their **ceiling** is the geometric
-mean of the agreement within each (Spearman 1904, attenuation). Agreement at the ceiling says that the change of setting
-has moved the classes no more than a change of seed; without a ceiling a low agreement says nothing.
+Runs whose recipes differ only in the seed are one **setting**. The agreement of two settings is the mean of Spearman's
+coefficient between the class accuracies of a run of one and a run of the other; runs with the same seed share their
+data split and are paired only if there are no others. The same mean over pairs of runs within a setting is the
+agreement between seeds. It limits what can be expected between settings: their **ceiling** is the geometric mean of the
+agreements within each (Spearman 1904, attenuation). An agreement at the ceiling means that the change of setting moved
+the classes no more than a change of seed; without a ceiling a low agreement has no interpretation.
 
-Intervals are those of a percentile bootstrap, 95%: examples are drawn anew within their classes, the same ones for
-every run, and runs within their settings. Classes are not drawn: the answer is about these. Redrawn coefficients are a
-little lower, because noise draws them towards zero; with two or three runs a setting, the part of the interval that
-comes from the runs is too narrow.
+Intervals are percentile bootstraps, 95%: examples are resampled within classes, the same for every run, and runs within
+settings. Classes are not resampled: the result is about these classes. Resampled coefficients are slightly lower
+because of added noise; with two or three runs per setting, the part of the interval that comes from runs is too narrow.
 """
 
 # N examples, K classes, R runs, S settings
@@ -21,23 +20,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from classwise.analysis.correlation import FEWEST, Floats
-from classwise.analysis.result import Answer
+from classwise.analysis.plots import shown_classes, shown_suffix
+from classwise.analysis.result import AnalysisResult, Record, format_number, frame_of, interval_columns
 from classwise.analysis.retraining import recipe_if_trained
-from classwise.analysis.run import Subject
-from classwise.analysis.several import compared, in_view, opened
-from classwise.analysis.wording import decimal
+from classwise.analysis.run import Run, capitalized, compare_runs, condition, open_runs
 from classwise.core.errors import InputError
 from classwise.reporting.figures import Figure, heatmap
 from classwise.reporting.part import Part
-from classwise.reporting.tables import Table
-from classwise.storage.verdicts import NATURAL
 
 RESAMPLES = 1000
 SEVERAL = "several at once"
@@ -45,206 +42,44 @@ UNKNOWN = "something unknown"
 
 
 class Agreement(Part):
-    """A mean of coefficients, or a difference of two; null where no pair of runs has one."""
+    """A mean of coefficients, or a difference of two, with its interval; null if no pair of runs has one."""
 
     value: float | None
     low: float | None
     high: float | None
 
     def __str__(self) -> str:
-        within = "" if self.low is None else f" [{decimal(self.low, 2)}, {decimal(self.high, 2)}]"
-        return f"{decimal(self.value, 2)}{within}"
+        interval = "" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]"
+        return ("–" if self.value is None else f"{self.value:.2f}") + interval
 
 
-class Setting(Part):
-    """Runs that differ in their seed alone."""
-
-    name: str
-    changed: list[str]
-    """The keys of the recipe in which it differs from the first setting."""
-    runs: list[str]
-    average: float
-    by_class: list[float | None]
-    """Mean accuracy over the runs, in percent; null where a class has no examples."""
-    weakest: int
-    """The label of the class with the lowest of these."""
-    within: Agreement
-    """Between its runs; null where there is one."""
-
-
-class Pair(Part):
-    """Two settings."""
-
-    one: str
-    other: str
-    changed: list[str]
-    agreement: Agreement
-    ceiling: float | None
-
-
-class Change(Part):
-    """All pairs of settings that differ in one thing."""
-
-    what: str
-    pairs: int
-    agreement: Agreement
-    ceiling: float | None
-    """The mean over the pairs whose ceiling is known."""
-    lost: Agreement
-    """Ceiling less agreement, over those pairs."""
-
-
-class Universality(Answer):
-    """How far settings put the classes in one order."""
-
-    kind: ClassVar[str] = "universality"
-
-    dataset: str
-    attack: str
-    classes: list[str]
-    settings: list[Setting]
-    pairs: list[Pair]
-    changes: list[Change]
-    runs: list[str]
-    coefficients: list[list[float | None]]
-    """(R, R) between runs."""
-
-    def sentences(self) -> list[str]:
-        counted = Counter(one.weakest for one in self.settings).most_common()
-        label, times = counted[0]
-        found = [
-            f"{'Untouched' if self.attack == NATURAL else f'Under {self.attack}'}, "
-            f"{self.classes[label]} is the weakest class in {times} of "
-            f"{len(self.settings)} settings"
-            + "".join(f", {self.classes[other]} in {number}" for other, number in counted[1:])
-            + "."
-        ]
-        within = [one.within.value for one in self.settings if one.within.value is not None]
-        if within:
-            found.append(
-                f"Two seeds of one setting agree on the order of the classes to {np.mean(within):.2f} "
-                f"(Spearman, from {min(within):.2f} to {max(within):.2f} over {len(within)} settings): "
-                "more than that cannot be expected of two settings."
-            )
-        for change in self.changes:
-            if change.agreement.value is None:
-                continue
-            said = f"Where settings differ in {change.what}, they agree to {change.agreement}"
-            if change.lost.value is not None:
-                said += f"; {change.lost} is missing to the ceiling of {decimal(change.ceiling, 2)}"
-            found.append(f"{said} ({change.pairs} pair{'s' * (change.pairs > 1)}).")
-        return found
-
-    def tables(self) -> list[Table]:
-        with_first = {pair.other: pair for pair in self.pairs if pair.one == self.settings[0].name}
-        chance = 1.96 / np.sqrt(len(self.classes) - 1)
-        return [
-            Table(
-                title=f"settings, {self.attack}",
-                about="Accuracy in percent, means over the runs of a setting. Agreement is the mean of Spearman's "
-                "coefficient over pairs of runs [95%, bootstrap over examples and runs]; the ceiling is what seeds "
-                f"allow. Of classes in random order, one pair of runs in twenty lies beyond ±{chance:.2f}.",
-                columns=[
-                    *("setting", "changed", "runs", "average", "weakest class"),
-                    *("between seeds", "with the first", "ceiling"),
-                ],
-                rows=[
-                    [
-                        one.name,
-                        ", ".join(one.changed) or "–",
-                        str(len(one.runs)),
-                        f"{one.average:.1f}",
-                        f"{self.classes[one.weakest]} ({decimal(one.by_class[one.weakest], 1)})",
-                        str(one.within),
-                        str(with_first[one.name].agreement) if one.name in with_first else "–",
-                        decimal(with_first[one.name].ceiling, 2) if one.name in with_first else "–",
-                    ]
-                    for one in self.settings
-                ],
-            ),
-            Table(
-                title="what was changed",
-                about="Means over all pairs of settings that differ in one thing; lost: ceiling less agreement.",
-                columns=["changed", "pairs", "agreement", "ceiling", "lost"],
-                rows=[
-                    [
-                        *(change.what, str(change.pairs)),
-                        *(str(change.agreement), decimal(change.ceiling, 2), str(change.lost)),
-                    ]
-                    for change in self.changes
-                ],
-            ),
-        ]
-
-    def figures(self) -> list[Figure]:
-        names = [one.name for one in self.settings]
-        values = {frozenset((pair.one, pair.other)): pair.agreement.value for pair in self.pairs}
-        values |= {frozenset((one.name,)): one.within.value for one in self.settings}
-        view = in_view([_mean([one.by_class[label] for one in self.settings]) for label in range(len(self.classes))])
-        some = f", the {len(view)} weakest classes" if len(view) < len(self.classes) else ""
-        alt = f"{len(names)} settings on {self.dataset}. {' '.join(self.sentences())}"
-        known = [value for value in values.values() if value is not None]
-        return [
-            heatmap(
-                [[values[frozenset((one, other))] for other in names] for one in names],
-                title=f"Agreement on the order of the classes, {self.attack}; on the diagonal, between seeds",
-                alt=f"Matrix of Spearman's coefficients. {alt}",
-                names=names,
-                x="setting",
-                y="setting",
-                unit="Spearman",
-                digits=2,
-                span=(min([0.0, *known]), 1.0),
-            ),
-            heatmap(
-                [[one.by_class[label] for label in view] for one in self.settings],
-                title=f"Accuracy by class, {self.attack}{some}",
-                alt=f"Matrix of accuracies by setting and class. {alt}",
-                names=names,
-                columns=[self.classes[label] for label in view],
-                x="class",
-                y="setting",
-                unit="%",
-                span=(0, 100),
-            ),
-        ]
-
-    def rows(self) -> list[dict[str, Any]]:
-        setting = {run: one.name for one in self.settings for run in one.runs}
-        return [
-            {"one": one, "other": other, "setting": setting[one], "other_setting": setting[other], "spearman": value}
-            for place, one in enumerate(self.runs)
-            for other, value in zip(self.runs[:place], self.coefficients[place], strict=False)
-        ]
-
-
-def universality(*runs: Subject | str | Path, attack: str | None = None, seed: int = 0) -> Universality:
-    """Ask runs for the order of their classes. ``attack``: one that all have, or natural; else all attacks together."""
-    subjects = opened(runs, 2)
-    key, comparison = compared(subjects, attack)
+def universality(*runs: Run | str | Path, attack: str | None = None, seed: int = 0) -> AnalysisResult:
+    """Agreement of runs on the order of their classes. ``attack``: by default the worst case that all have."""
+    opened = open_runs(runs, 2)
+    key, comparison = compare_runs(opened, attack)
     if not comparison.paired:
-        raise InputError("the runs were not all evaluated on the same examples, which their agreement needs")
-    labels, classes = subjects[0].verdicts.label, comparison.dataset.classes
+        raise InputError("the runs were not all evaluated on the same examples; agreement needs that")
+    labels, classes = opened[0].verdicts.label, comparison.dataset.classes
     order = np.argsort(labels, kind="stable")
-    survived = np.stack([subject.verdicts.survived(key)[order] for subject in subjects], 1)  # (N, R)
+    survived = np.stack([run.verdicts.survived(key)[order] for run in opened], 1)  # (N, R)
     present, begin, n = np.unique(labels[order], return_index=True, return_counts=True)
     if len(present) < FEWEST:
-        raise InputError(f"an order of {len(present)} classes says nothing: expected {FEWEST} or more")
-    recipes = [_recipe(subject) for subject in subjects]
+        raise InputError(f"the runs have examples of {len(present)} classes; an order needs at least {FEWEST}")
+    recipes = [_recipe(run) for run in opened]
     member, settings = _grouped(recipes)  # (R,) and the recipe of each setting
     pairing = _Pairing(member, [None if recipe is None else recipe["seed"] for recipe in recipes])
 
-    shares = _shares(survived, begin, n)
+    shares = _class_accuracies(survived, begin, n)
     coefficients = _coefficients(shares)
-    found = pairing.means(coefficients, np.ones(len(subjects)))
+    found = pairing.means(coefficients, np.ones(len(opened)))
     random = np.random.default_rng(seed)
     drawn = np.empty((RESAMPLES, *found.shape))
     for one in drawn:
         examples = np.repeat(begin, n) + (random.random(len(labels)) * np.repeat(n, n)).astype(np.int64)
-        again = _coefficients(_shares(survived[examples], begin, n))
+        again = _coefficients(_class_accuracies(survived[examples], begin, n))
         one[:] = pairing.means(again, pairing.drawn(random))
 
-    names = _names(comparison.models, recipes, member)
+    names = _setting_names(comparison.models, recipes, member)
     by_class: list[list[float | None]] = [[None] * len(classes) for _ in settings]
     means = np.stack([shares[:, member == place].mean(1) for place in range(len(settings))])
     for place, row in enumerate(means):
@@ -253,12 +88,12 @@ def universality(*runs: Subject | str | Path, attack: str | None = None, seed: i
     between = [(i, j) for i in range(len(settings)) for j in range(i + 1, len(settings))]
     changed = {(i, j): _changed(settings[i], settings[j]) for i, j in between}
     ceilings = _ceilings(found)
-    return Universality(
+    values = Record(
         dataset=comparison.dataset.name,
         attack=key,
-        classes=classes,
+        classes=list(classes),
         settings=[
-            Setting(
+            Record(
                 name=names[place],
                 changed=[] if place == 0 else changed[0, place],
                 runs=[run for run, own in zip(comparison.models, member, strict=True) if own == place],
@@ -270,7 +105,7 @@ def universality(*runs: Subject | str | Path, attack: str | None = None, seed: i
             for place in range(len(settings))
         ],
         pairs=[
-            Pair(
+            Record(
                 one=names[i],
                 other=names[j],
                 changed=changed[i, j],
@@ -283,21 +118,42 @@ def universality(*runs: Subject | str | Path, attack: str | None = None, seed: i
         runs=comparison.models,
         coefficients=[[_known(value) for value in row] for row in coefficients],
     )
+    finding = _finding(values)
+    return AnalysisResult(
+        name="universality",
+        finding=finding,
+        values=values,
+        frames={
+            "runs": _run_frame(values),
+            "settings": _setting_frame(values),
+            "changes": frame_of(
+                {
+                    "changed": change.what,
+                    "pairs": change.pairs,
+                    **interval_columns("agreement", change.agreement),
+                    "ceiling": change.ceiling,
+                    **interval_columns("ceiling_minus_agreement", change.lost),
+                }
+                for change in values.changes
+            ),
+        },
+        draw=lambda: _figures(values, finding),
+    )
 
 
 class _Pairing:
-    """Which runs make a pair, setting by setting."""
+    """Which pairs of runs count for each pair of settings."""
 
     def __init__(self, member: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
         self.member = member
         self.of = (np.arange(member.max() + 1)[:, None] == member).astype(np.float64)  # (S, R)
-        apart = np.array([[a is None or a != b for b in seeds] for a in seeds])
-        apart &= ~np.eye(len(seeds), dtype=bool)
-        none = (self.of @ apart @ self.of.T == 0) & ~np.eye(len(self.of), dtype=bool)
-        self.allowed = apart | none[np.ix_(member, member)]
+        distinct = np.array([[a is None or a != b for b in seeds] for a in seeds])
+        distinct &= ~np.eye(len(seeds), dtype=bool)
+        none = (self.of @ distinct @ self.of.T == 0) & ~np.eye(len(self.of), dtype=bool)
+        self.allowed = distinct | none[np.ix_(member, member)]
 
     def means(self, coefficients: Floats, times: Floats) -> Floats:
-        """(S, S) mean coefficient of the pairs, with each run counted so many times; NaN where there is none."""
+        """Return (S, S) mean coefficients over pairs, with each run counted ``times``; NaN without pairs."""
         counted = self.of * times
         weight = self.allowed & ~np.isnan(coefficients)
         total = counted @ weight @ counted.T
@@ -305,21 +161,21 @@ class _Pairing:
         return np.where(total > 0, sums / np.maximum(total, 1), np.nan)
 
     def drawn(self, random: np.random.Generator) -> Floats:
-        """(R,) how often each run comes up when every setting draws as many of its own as it has."""
+        """Return (R,) how often each run is drawn when every setting resamples its runs."""
         times = np.zeros(len(self.member))
         for own in self.of.astype(bool):
             times[own] = random.multinomial(own.sum(), np.full(own.sum(), 1 / own.sum()))
         return times
 
 
-def _shares(survived: NDArray[np.bool_], begin: NDArray[np.int64], n: NDArray[np.int64]) -> Floats:
-    """(K, R) share of each class that survived, of examples sorted by class."""
+def _class_accuracies(survived: NDArray[np.bool_], begin: NDArray[np.int64], n: NDArray[np.int64]) -> Floats:
+    """Return (K, R) accuracies from examples sorted by class."""
     return np.asarray(np.add.reduceat(survived, begin, 0, dtype=np.int64) / n[:, None])
 
 
-def _coefficients(shares: Floats) -> Floats:
-    """(R, R) Spearman's, NaN where all classes of a run are equal."""
-    ranks = rankdata(shares, axis=0)
+def _coefficients(accuracies: Floats) -> Floats:
+    """Return (R, R) Spearman's coefficients; NaN for a run whose classes are all equal."""
+    ranks = rankdata(accuracies, axis=0)
     ranks -= ranks.mean(0)
     length = np.linalg.norm(ranks, axis=0)
     ranks = np.divide(ranks, length, out=np.full_like(ranks, np.nan), where=length > 0)
@@ -327,13 +183,13 @@ def _coefficients(shares: Floats) -> Floats:
 
 
 def _ceilings(means: Floats) -> Floats:
-    """(..., S, S) geometric mean of the agreement within either setting; NaN where one has none, or none above 0."""
+    """Return (..., S, S) geometric means of the agreements within two settings; NaN if one is not positive."""
     within = np.diagonal(means, axis1=-2, axis2=-1)
     root = np.sqrt(np.where(within > 0, within, np.nan))
     return np.asarray(root[..., :, None] * root[..., None, :])
 
 
-def _changes(changed: Mapping[tuple[int, int], list[str]], found: Floats, drawn: Floats) -> list[Change]:
+def _changes(changed: Mapping[tuple[int, int], list[str]], found: Floats, drawn: Floats) -> list[Record]:
     groups: dict[str, list[tuple[int, int]]] = {}
     for pair, keys in changed.items():
         groups.setdefault(keys[0] if len(keys) == 1 else SEVERAL, []).append(pair)
@@ -345,19 +201,19 @@ def _changes(changed: Mapping[tuple[int, int], list[str]], found: Floats, drawn:
         lost = (ceilings - found)[i, j][bounded]
         drawn_lost = (drawn_ceilings - drawn)[:, i, j][:, bounded]
         changes.append(
-            Change(
+            Record(
                 what=what,
                 pairs=len(pairs),
-                agreement=_agreement(_nanmean(found[i, j]), _nanmean(drawn[:, i, j])),
-                ceiling=_known(_nanmean(ceilings[i, j])),
-                lost=_agreement(_nanmean(lost), _nanmean(drawn_lost)),
+                agreement=_agreement(_mean_known(found[i, j]), _mean_known(drawn[:, i, j])),
+                ceiling=_known(_mean_known(ceilings[i, j])),
+                lost=_agreement(_mean_known(lost), _mean_known(drawn_lost)),
             )
         )
     return changes
 
 
 def _agreement(value: Floats, drawn: Floats) -> Agreement:
-    """With the interval that holds the middle 95% of the draws."""
+    """Return a mean with the middle 95% of its resampled values."""
     known = drawn[~np.isnan(drawn)]
     if np.isnan(value) or not len(known):
         return Agreement(value=_known(value), low=None, high=None)
@@ -365,13 +221,13 @@ def _agreement(value: Floats, drawn: Floats) -> Agreement:
     return Agreement(value=_known(value), low=_known(low), high=_known(high))
 
 
-def _recipe(subject: Subject) -> dict[str, Any] | None:
-    recipe = recipe_if_trained(subject)
+def _recipe(run: Run) -> dict[str, Any] | None:
+    recipe = recipe_if_trained(run)
     return None if recipe is None else recipe.model_dump(exclude={"name"})
 
 
 def _grouped(recipes: Sequence[dict[str, Any] | None]) -> tuple[NDArray[np.int64], list[dict[str, Any] | None]]:
-    """(R,) the setting of each run, and their recipes; a run that was not trained here is a setting of its own."""
+    """Return (R,) the setting of each run, and their recipes; a run without a recipe is its own setting."""
     settings: list[dict[str, Any] | None] = []
     member = []
     for recipe in recipes:
@@ -383,7 +239,7 @@ def _grouped(recipes: Sequence[dict[str, Any] | None]) -> tuple[NDArray[np.int64
 
 
 def _changed(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> list[str]:
-    """Keys in which two recipes differ: of a table under one name, the keys inside."""
+    """Return the keys in which two recipes differ; for tables of the same name, their inner keys."""
     if one is None or other is None:
         return [UNKNOWN]
     keys = []
@@ -399,20 +255,17 @@ def _changed(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> 
     return keys
 
 
-def _names(runs: Sequence[str], recipes: Sequence[Mapping[str, Any] | None], member: NDArray[np.int64]) -> list[str]:
-    """What settings are called: as their first run, without the seed where that leaves all names apart."""
+def _setting_names(
+    runs: Sequence[str], recipes: Sequence[Mapping[str, Any] | None], member: NDArray[np.int64]
+) -> list[str]:
+    """Return the name of each setting: its first run, without the seed if the names stay distinct."""
     first = [int(np.argmax(member == place)) for place in range(member.max() + 1)]
     bare = [runs[run].removesuffix(f"-{(recipes[run] or {}).get('seed')}") for run in first]
     return bare if len(set(bare)) == len(bare) else [runs[run] for run in first]
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _nanmean(values: Floats) -> Floats:
-    """Over the last axis; NaN where nothing is known."""
+def _mean_known(values: Floats) -> Floats:
+    """Return the mean over the last axis without NaN; NaN if all are."""
     known = ~np.isnan(values)
     total = np.where(known, values, 0.0).sum(-1)
     return np.asarray(np.where(known.any(-1), total / np.maximum(known.sum(-1), 1), np.nan))
@@ -420,3 +273,87 @@ def _nanmean(values: Floats) -> Floats:
 
 def _known(value: float | Floats) -> float | None:
     return None if np.isnan(value) else round(float(value), 4)
+
+
+def _run_frame(values: Record) -> pd.DataFrame:
+    """Return one row for each pair of runs."""
+    setting = {run: one.name for one in values.settings for run in one.runs}
+    rows = [
+        {"run": one, "other_run": other, "setting": setting[one], "other_setting": setting[other], "spearman": value}
+        for place, one in enumerate(values.runs)
+        for other, value in zip(values.runs[:place], values.coefficients[place], strict=False)
+    ]
+    return frame_of(rows)
+
+
+def _setting_frame(values: Record) -> pd.DataFrame:
+    first = values.settings[0].name
+    with_first = {pair.other: pair for pair in values.pairs if pair.one == first}
+    nothing = Record(agreement=Agreement(value=None, low=None, high=None), ceiling=None)
+    return frame_of(
+        {
+            "setting": one.name,
+            "changed": ", ".join(one.changed) or "–",
+            "runs": len(one.runs),
+            "average_percent": one.average,
+            "weakest_class": values.classes[one.weakest],
+            "weakest_class_percent": one.by_class[one.weakest],
+            **interval_columns("agreement_between_seeds", one.within),
+            **interval_columns("agreement_with_first", with_first.get(one.name, nothing).agreement),
+            "ceiling_with_first": with_first.get(one.name, nothing).ceiling,
+        }
+        for one in values.settings
+    )
+
+
+def _finding(values: Record) -> str:
+    label, times = Counter(one.weakest for one in values.settings).most_common(1)[0]
+    said = (
+        f"{capitalized(condition(values.attack))}, {values.classes[label]} is the weakest class in {times} of "
+        f"{len(values.settings)} settings"
+    )
+    within = [one.within.value for one in values.settings if one.within.value is not None]
+    if within:
+        said += f"; seeds agree on the order of the classes to {np.mean(within):.2f} (Spearman)"
+    known = [change for change in values.changes if change.agreement.value is not None]
+    if not known:
+        return f"{said}."
+    least = min(known, key=lambda change: float(change.agreement.value))
+    ceiling = "" if least.ceiling is None else f", with a ceiling of {format_number(least.ceiling)}"
+    return f"{said}; settings that differ in {least.what} agree least, to {least.agreement}{ceiling}."
+
+
+def _figures(values: Record, finding: str) -> list[Figure]:
+    names = [one.name for one in values.settings]
+    cells = {frozenset((pair.one, pair.other)): pair.agreement.value for pair in values.pairs}
+    cells |= {frozenset((one.name,)): one.within.value for one in values.settings}
+    weakness = [
+        None if None in column else sum(column) / len(column)
+        for column in zip(*(one.by_class for one in values.settings), strict=True)
+    ]
+    view = shown_classes(weakness)
+    alt = f"{len(names)} settings on {values.dataset}. {finding}"
+    return [
+        heatmap(
+            [[cells[frozenset((one, other))] for other in names] for one in names],
+            title=f"Agreement on the order of the classes, {values.attack}; on the diagonal, between seeds",
+            alt=f"Matrix of Spearman's coefficients. {alt}",
+            names=names,
+            x="setting",
+            y="setting",
+            unit="Spearman",
+            digits=2,
+            span=(min([0.0, *(value for value in cells.values() if value is not None)]), 1.0),
+        ),
+        heatmap(
+            [[one.by_class[label] for label in view] for one in values.settings],
+            title=f"Accuracy by class, {values.attack}{shown_suffix(view, values.classes)}",
+            alt=f"Matrix of accuracies by setting and class. {alt}",
+            names=names,
+            columns=[values.classes[label] for label in view],
+            x="class",
+            y="setting",
+            unit="%",
+            span=(0, 100),
+        ),
+    ]

@@ -37,19 +37,19 @@ def analyze(
       classwise analyze confusion runs/wat --out runs/wat-confusion
       classwise analyze universality runs/trades runs/madry runs/wat -o attack=pgd
     """
-    from classwise.analysis import QUESTIONS, Subject, ask
-    from classwise.analysis.save import save
+    from classwise.analysis import ANALYSES, Run
+    from classwise.analysis import analyze as run_analysis
     from classwise.config.recipes import parse_overrides
 
     check_output(out, "--out", "directory")
-    subjects = [Subject(Subject.open(run).path, weights=weights) for run in runs]
-    answer = ask(kind, subjects, parse_overrides(override or []), ConsoleProgress())
+    opened = [Run(Run.open(run).path, weights=weights) for run in runs]
+    answer = run_analysis(kind, opened, parse_overrides(override or []), ConsoleProgress())
     files = []
     if out is not None:
-        title = f"{kind}: {QUESTIONS[kind].about}"
-        files = save(answer, out, title=title, eyebrow=", ".join(subject.name for subject in subjects))
+        title = f"{kind}: {ANALYSES[kind].about}"
+        files = answer.save(out, title=title, eyebrow=", ".join(run.name for run in opened))
     if as_json:
-        say_json(answer.model_dump(mode="json", by_alias=True))
+        say_json(answer.to_dict())
         return
     for sentence in answer.sentences():
         say(sentence)

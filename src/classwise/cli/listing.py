@@ -123,9 +123,9 @@ def _recipes() -> list[Listing]:
 
 
 def _analyses() -> list[Listing]:
-    from classwise.analysis import QUESTIONS
+    from classwise.analysis import ANALYSES
 
-    rows = [[name, one.runs, settings_text(one.ask), one.about] for name, one in QUESTIONS.items()]
+    rows = [[name, one.runs, settings_text(one.run), one.about] for name, one in ANALYSES.items()]
     return [Listing("analyses", rows, ["name", "runs", "settings", "description"])]
 
 

@@ -42,9 +42,9 @@ def study(
         load_study(name), out, name=Path(name).stem, resume=resume, workers=workers, progress=ConsoleProgress()
     )
     if as_json:
-        say_json({key: answer.model_dump(mode="json", by_alias=True) for key, answer in done.answers.items()})
+        say_json({key: answer.to_dict() for key, answer in done.results.items()})
         return
-    for key, answer in done.answers.items():
+    for key, answer in done.results.items():
         say(key)
         for sentence in answer.sentences():
             say(f"  {sentence}")

@@ -107,7 +107,7 @@ def fit(
         raise InputError(f"floor must be a fraction between 0 and 1, got {floor:g}")
     _check_examples(margins)
     objective = Objective(weak="tenth" if rule == "tenth" and floor is None else "worst")
-    fitting = _Fitting(margins, objective, folds, seed)
+    fitting = CrossFit(margins, objective, folds, seed)
     points = fitting.points()
     start = fitting.start()
     chosen = _chosen(fitting, start, points, rule, floor)
@@ -121,8 +121,8 @@ def fit(
     )
 
 
-class _Fitting:
-    """The images, all of them and without each fold."""
+class CrossFit:
+    """Margin matrices of all images and of those outside each fold, for fits that are scored on held-out images."""
 
     def __init__(self, margins: Margins, objective: Objective, folds: int, seed: int) -> None:
         self.objective = objective
@@ -197,7 +197,7 @@ class _Fitting:
         return Summary.of(values, self.whole.counts)
 
 
-def _chosen(fitting: _Fitting, start: Point, points: list[Point], rule: RepairRule, floor: float | None) -> Point:
+def _chosen(fitting: CrossFit, start: Point, points: list[Point], rule: RepairRule, floor: float | None) -> Point:
     """The point that the rule or the floor picks; the start where none is better."""
     if floor is not None:
         return _reaching(fitting, start, points, floor)
@@ -206,7 +206,7 @@ def _chosen(fitting: _Fitting, start: Point, points: list[Point], rule: RepairRu
     return max([start, *points], key=lambda point: getattr(point.held_out, rule))
 
 
-def _reaching(fitting: _Fitting, start: Point, points: list[Point], floor: float) -> Point:
+def _reaching(fitting: CrossFit, start: Point, points: list[Point], floor: float) -> Point:
     """The point of the smallest weight whose held-out worst class is at or above the floor."""
     if start.held_out.worst >= floor:
         return start

@@ -1,4 +1,4 @@
-"""Studies: several runs and what is asked of them, as one validated TOML file, named as in ``analyses-digits``."""
+"""Studies: runs and the analyses of them, as one validated TOML file such as ``analyses-digits``."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class Evaluation(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     attacks: list[str] = ["pgd"]
-    eps: str | float | None = Field(None, description="the recipe's unless told")
+    eps: str | float | None = Field(None, description="default: that of the recipe")
     per_class: int | None = Field(None, ge=1)
     margins: bool = Field(False, description="also save the margin matrix, for bias-share")
 
 
 class StudyRun(BaseModel):
-    """A training and its evaluation, or one of each seed."""
+    """A training with its evaluation, or one for each seed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    recipe: str | None = Field(None, description="that of [common] unless told")
+    recipe: str | None = Field(None, description="default: that of [common]")
     overrides: dict[str, Any] = Field({}, description="added to those of [common]")
-    evaluate: Evaluation | None = Field(None, description="that of [common] unless told")
-    seeds: list[int] | None = Field(None, min_length=1, description="a run of each, called NAME-SEED")
+    evaluate: Evaluation | None = Field(None, description="default: that of [common]")
+    seeds: list[int] | None = Field(None, min_length=1, description="one run NAME-SEED for each")
 
 
 class Training(BaseModel):
-    """One run, with nothing left open."""
+    """One run with all defaults resolved."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -46,8 +46,8 @@ class Training(BaseModel):
     evaluate: Evaluation
 
 
-class Asked(BaseModel):
-    """A question and whom it is asked of."""
+class StudyAnalysis(BaseModel):
+    """An analysis and the runs that it takes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,26 +57,26 @@ class Asked(BaseModel):
 
 
 class Study(BaseModel):
-    """Runs, questions, and a sentence on what it is all for."""
+    """Runs, analyses, and a description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     about: str
-    common: StudyRun = Field(StudyRun(), description="what runs have in common")
+    common: StudyRun = Field(StudyRun(), description="defaults of all runs")
     runs: dict[str, StudyRun] = Field(min_length=1)
-    analyses: list[Asked] = []
+    analyses: list[StudyAnalysis] = []
 
     @property
     def trainings(self) -> dict[str, Training]:
-        """Every run by its name."""
+        """All runs by name."""
         return {name: one for run in self.runs for name, one in self.trainings_of(run).items()}
 
     def trainings_of(self, run: str) -> dict[str, Training]:
-        """The runs that a name stands for: one, or one of each seed."""
+        """Return the runs of a name: one, or one for each seed."""
         own, common = self.runs[run], self.common
         recipe = own.recipe or common.recipe
         if recipe is None:
-            raise InputError(f"run {run!r} of the study names no recipe, and neither does common")
+            raise InputError(f"run {run!r} of the study has no recipe, and [common] has none")
         overrides = {**common.overrides, **own.overrides}
         how = own.evaluate or common.evaluate or Evaluation()
         seeds = own.seeds or common.seeds
@@ -85,12 +85,12 @@ class Study(BaseModel):
 
 
 def study_names() -> list[str]:
-    """The studies that come with the package."""
+    """Return the names of the built-in studies."""
     return sorted(path.stem for path in Path(str(files(__package__))).glob("*.toml"))
 
 
 def load_study(study: str | Path) -> Study:
-    """A study by its name, or from a file."""
+    """Return a built-in study, or one from a file."""
     path = Path(study)
     if path.suffix != ".toml":
         if str(study) not in study_names():
@@ -101,15 +101,15 @@ def load_study(study: str | Path) -> Study:
     except OSError as error:
         raise InputError(f"study {study} cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"study {study} is no TOML: {error}") from None
+        raise InputError(f"study {study} is not valid TOML: {error}") from None
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise InputError(f"study {study}: {where}: {first_line(error)}") from None
     names = Counter(name for run in found.runs for name in found.trainings_of(run))
     if (twice := names.most_common(1)[0])[1] > 1:
         raise InputError(f"study {study}: two runs are called {twice[0]!r}")
-    for asked in found.analyses:
-        for name in asked.runs:
+    for analysis in found.analyses:
+        for name in analysis.runs:
             if name not in found.runs:
-                raise unknown(f"run of study {study}, asked for {asked.kind}:", name, found.runs)
+                raise unknown(f"run of study {study} for {analysis.kind}:", name, found.runs)
     return found

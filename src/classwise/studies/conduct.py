@@ -1,7 +1,7 @@
-"""Conducting a study: train, evaluate, ask, and put all answers on one page.
+"""Run a study: train, evaluate, analyze, and write all results to one page.
 
-Runs lie in ``OUT/runs/<name>``, answers in ``OUT/analyses``. Taken up again, finished runs are read and broken-off ones
-continued; questions are asked anew, of runs that are all there.
+Runs are in ``OUT/runs/<name>``, results in ``OUT/analyses``. On resumption, finished runs are reused and interrupted
+ones continued; the analyses are computed again.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from classwise.analysis import QUESTIONS, Answer, Subject, ask
-from classwise.analysis.retraining import each_done
-from classwise.analysis.save import write
+from classwise.analysis import ANALYSES, AnalysisResult, Run, analyze
+from classwise.analysis.retraining import run_all
 from classwise.api.evaluate import evaluate
 from classwise.api.train import train
 from classwise.config.recipes import Recipe, load_recipe
@@ -24,47 +23,43 @@ from classwise.training.workers import check_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conducted:
-    """What a study came to."""
+class StudyResult:
+    """The page of a study, and the results of its analyses."""
 
     page: Path
-    answers: dict[str, Answer]
+    results: dict[str, AnalysisResult]
 
 
 def conduct(
     study: Study, out: Path, *, name: str, resume: bool = False, workers: int = 1, progress: Progress = SILENT
-) -> Conducted:
-    """Do everything a study names, with workers several runs at a time.
-
-    Whatever is wrong with it is said before anything starts.
-    """
+) -> StudyResult:
+    """Run a study, with ``workers`` runs at a time. Invalid input is reported before anything starts."""
     check_workers(workers)
-    for asked in study.analyses:
-        if asked.kind not in QUESTIONS:
-            raise unknown("analysis", asked.kind, QUESTIONS)
+    for analysis in study.analyses:
+        if analysis.kind not in ANALYSES:
+            raise unknown("analysis", analysis.kind, ANALYSES)
     jobs = [
         (out / "runs" / run, load_recipe(wanted.recipe, wanted.overrides), wanted.evaluate)
         for run, wanted in study.trainings.items()
     ]
     if out.exists() and any(out.iterdir()) and not resume:
-        raise InputError(f"{out} is not empty: add --resume to continue the study in it, or choose another --out")
-    each_done(workers, _do, jobs, "runs", progress)
-    answers: dict[str, Answer] = {}
-    for asked in study.analyses:
-        subjects = [Subject.open(out / "runs" / run) for some in asked.runs for run in study.trainings_of(some)]
-        answer = ask(asked.kind, subjects, asked.settings, progress)
-        key, file = f"{asked.kind}, {', '.join(asked.runs)}", "-".join([asked.kind, *asked.runs])
-        if key in answers:
-            key, file = f"{key} ({len(answers)})", f"{file}-{len(answers)}"
-        answers[key] = answer
-        write(answer, out / "analyses", file)
+        raise InputError(f"{out} is not empty; pass --resume to continue the study in it, or another --out")
+    run_all(workers, _train_and_evaluate, jobs, "runs", progress)
+    results: dict[str, AnalysisResult] = {}
+    for analysis in study.analyses:
+        runs = [Run.open(out / "runs" / run) for part in analysis.runs for run in study.trainings_of(part)]
+        key, stem = f"{analysis.kind}, {', '.join(analysis.runs)}", "-".join([analysis.kind, *analysis.runs])
+        if key in results:
+            key, stem = f"{key} ({len(results)})", f"{stem}-{len(results)}"
+        results[key] = analyze(analysis.kind, runs, analysis.settings, progress)
+        results[key].write(out / "analyses", stem)
     page = out / "analyses.html"
-    write_text(page, answers_page(name, study.about, answers))
-    return Conducted(page=page, answers=answers)
+    write_text(page, answers_page(name, study.about, results))
+    return StudyResult(page=page, results=results)
 
 
-def _do(job: tuple[Path, Recipe, Evaluation], progress: Progress = SILENT) -> None:
-    """Train and evaluate one run, or what is left to do of it."""
+def _train_and_evaluate(job: tuple[Path, Recipe, Evaluation], progress: Progress = SILENT) -> None:
+    """Train and evaluate one run; resume what is unfinished."""
     place, recipe, how = job
     train(recipe, out=place, resume=True, progress=progress)
     evaluate(

@@ -1,4 +1,4 @@
-"""Runs to ask: verdicts whose answers are known, written as an evaluation writes them."""
+"""Fixtures: runs with given confusion matrices, and a trained model."""
 
 from __future__ import annotations
 

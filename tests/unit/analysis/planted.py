@@ -1,4 +1,4 @@
-"""Runs of models whose answers are known, on images that are known."""
+"""Evaluated runs of known models on known images."""
 
 # N examples, C channels, H height, W width, K classes
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import classwise as cw
-from classwise.analysis import Subject
+from classwise.analysis import Run
 
 FACTORY = """
 import numpy as np
@@ -60,17 +60,17 @@ def planted(
     attacks: Sequence[str] = ("pgd:steps=3",),
     eps: float = 0.1,
     norm: str = "Linf",
-) -> Subject:
+) -> Run:
     """An evaluated run of a model at hand on images (N, C, H, W)."""
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "data.npz", x=x.float().numpy(), y=torch.as_tensor(y).numpy(), classes=np.array(classes))
     (folder / "data.py").write_text(FACTORY, encoding="utf-8")
     out = folder / "run"
     cw.evaluate(model, f"{folder}/data.py:make", attacks=list(attacks), eps=eps, norm=norm, out=out)
-    return Subject(out, loaded=model)
+    return Run(out, loaded=model)
 
 
-def thousand(folder: Path) -> Subject:
+def thousand(folder: Path) -> Run:
     """A thousand classes with one image each."""
     random = torch.Generator().manual_seed(0)
     model = Linear(torch.randn(1000, 16, generator=random), torch.zeros(1000))

@@ -1,4 +1,4 @@
-"""Similarity against scikit-learn and scipy, and Mantel's test against all orders."""
+"""Similarity against scikit-learn and scipy, and Mantel's test against all permutations."""
 
 # N examples, K classes, D features
 
@@ -17,9 +17,9 @@ from planted import Headless, Linear, planted, thousand
 from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_similarity
 
-from classwise.analysis import Subject, similarity
-from classwise.analysis.model_outputs import look, look_attacked
-from classwise.analysis.similarity import cosines, mantel, symmetrised
+from classwise.analysis import Run, similarity
+from classwise.analysis.model_outputs import attacked_outputs, natural_outputs
+from classwise.analysis.similarity import cosines, mantel, symmetrized
 from classwise.core.errors import InputError
 
 UPPER = np.triu_indices(10, 1)
@@ -30,7 +30,7 @@ def symmetric(random: np.random.Generator, k: int) -> np.ndarray:
     return matrix + matrix.T
 
 
-def test_cosines_are_those_of_scikit_learn() -> None:
+def test_cosines_match_scikit_learn() -> None:
     random = np.random.default_rng(0)
     vectors, label = random.normal(size=(60, 7)), random.integers(0, 5, 60)
     means = np.stack([vectors[label == number].mean(0) for number in range(5)])
@@ -41,18 +41,18 @@ def test_cosines_are_those_of_scikit_learn() -> None:
     assert np.isnan(found).sum() == 9
 
 
-def test_symmetrised_rates_by_hand() -> None:
-    found = symmetrised(np.array([[6, 3, 1], [0, 4, 0], [0, 0, 0]]))
+def test_symmetrized_rates_by_hand() -> None:
+    found = symmetrized(np.array([[6, 3, 1], [0, 4, 0], [0, 0, 0]]))
     assert found[0, 1] == found[1, 0] == pytest.approx((3 / 10 + 0 / 4) / 2)
     assert np.isnan(found[2]).all()
 
 
-def test_of_a_trained_model(trained: Path) -> None:
+def test_trained_model(trained: Path) -> None:
     found = similarity(trained, attack="pgd", per_class=6)
-    subject = Subject.open(trained)
+    subject = Run.open(trained)
     for seen, images in (
-        (found.natural, look(subject, per_class=6)),
-        (found.adversarial, look_attacked(subject, attack="pgd:steps=3", per_class=6)),
+        (found.natural, natural_outputs(subject, per_class=6)),
+        (found.adversarial, attacked_outputs(subject, attack="pgd:steps=3", per_class=6)),
     ):
         for part, vectors in ((seen.logits, images.logits), (seen.features, images.features)):
             means = np.stack([vectors[images.label == number].mean(0) for number in range(10)])
@@ -70,11 +70,11 @@ def test_of_a_trained_model(trained: Path) -> None:
     rates = counts / counts.sum(1, keepdims=True)
     assert np.array(found.adversarial.confusion) == pytest.approx(50 * (rates + rates.T), abs=1e-5)
     assert len(found.figures()) == 6
-    assert len(found.rows()) == 4 * 45
+    assert len(found.frame) == 4 * 45
     assert found.n == 60
 
 
-def test_features_of_a_linear_model_are_its_pixels(tmp_path: Path) -> None:
+def test_features_of_a_linear_model_are_pixels(tmp_path: Path) -> None:
     x = torch.tensor([[0.2, 0.0, 0.0, 0.0], [0.3, 0.3, 0.0, 0.0], [0.0, 0.4, 0.0, 0.0], [0.0, 0.0, 0.5, 0.0]])
     model = Linear(torch.eye(4), torch.zeros(4))
     subject = planted(tmp_path, model, x.view(4, 1, 2, 2), [0, 1, 2, 3], ["a", "b", "c", "d"], eps=0.01)
@@ -87,7 +87,7 @@ def test_features_of_a_linear_model_are_its_pixels(tmp_path: Path) -> None:
     assert found.natural.confusion[0][1] == 50.0
 
 
-def test_mantel_against_every_order() -> None:
+def test_mantel_matches_all_permutations() -> None:
     random = np.random.default_rng(3)
     one, other = symmetric(random, 5), symmetric(random, 5)
     upper = np.triu_indices(5, 1)
@@ -101,7 +101,7 @@ def test_mantel_against_every_order() -> None:
     assert mantel(one, other) == found
 
 
-def test_mantel_at_the_ends() -> None:
+def test_mantel_extremes() -> None:
     random = np.random.default_rng(0)
     one = symmetric(random, 9)
     same = mantel(one, np.exp(one))
@@ -111,7 +111,7 @@ def test_mantel_at_the_ends() -> None:
     assert mantel(one[:2, :2], one[:2, :2]).value is None
 
 
-def test_p_values_of_chance_are_even() -> None:
+def test_p_values_are_uniform_under_the_null() -> None:
     random = np.random.default_rng(1)
     values = [mantel(symmetric(random, 7), symmetric(random, 7), seed).p for seed in range(60)]
     assert 0.3 < np.mean(np.array(values) < 0.5) < 0.7
@@ -119,14 +119,14 @@ def test_p_values_of_chance_are_even() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(3, 8))
-def test_the_coefficient_does_not_hang_on_the_order_of_classes(seed: int, k: int) -> None:
+def test_coefficient_is_independent_of_class_order(seed: int, k: int) -> None:
     random = np.random.default_rng(seed)
     one, other, order = symmetric(random, k), symmetric(random, k), random.permutation(k)
     turned = mantel(one[np.ix_(order, order)], other[np.ix_(order, order)])
     assert turned.value == pytest.approx(mantel(one, other).value, abs=2e-4)
 
 
-def test_absent_classes_models_without_a_head_and_several_attacks(tmp_path: Path) -> None:
+def test_absent_classes_headless_models_and_several_attacks(tmp_path: Path) -> None:
     random = torch.Generator().manual_seed(0)
     x = torch.rand(40, 2, 3, 3, generator=random)
     model = Headless(5, channels=2)
@@ -141,13 +141,13 @@ def test_absent_classes_models_without_a_head_and_several_attacks(tmp_path: Path
     assert found.natural.logits.with_confusion.pairs == 6
     assert len(found.figures()) == 3
     weaker = similarity(subject, attack="fgsm")
-    expected = look_attacked(subject, attack="fgsm")
+    expected = attacked_outputs(subject, attack="fgsm")
     assert np.array(weaker.adversarial.logits.cosines, dtype=float) == pytest.approx(
         cosines(expected.logits, expected.label, 5), nan_ok=True, abs=1e-5
     )
 
 
-def test_a_thousand_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousand_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("classwise.analysis.similarity"), "ORDERS", 9)  # all of them take a minute
     found = similarity(thousand(tmp_path))
     assert found.natural.logits.with_confusion.pairs == 499_500
@@ -155,7 +155,7 @@ def test_a_thousand_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_bad_input(trained: Path, make_run) -> None:
-    with pytest.raises(InputError, match="one class"):
+    with pytest.raises(InputError, match="1 class; at least 2"):
         similarity(make_run("one", [[5]]))
     with pytest.raises(InputError, match="unknown result"):
         similarity(trained, attack="square")

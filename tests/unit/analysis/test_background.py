@@ -1,4 +1,4 @@
-"""Backgrounds: colours that decide, masks of things that are known, Table 4 by hand."""
+"""Backgrounds: colors, foreground masks of synthetic scenes, and counts on white by hand."""
 
 # N examples, K classes, H height, W width
 
@@ -18,7 +18,7 @@ from classwise.core.errors import InputError
 from classwise.data.derived import on_colors
 
 
-def test_ink_is_white_on_the_colour_of_the_ground() -> None:
+def test_white_foreground_on_colored_background() -> None:
     x = torch.tensor([[[[0.0, 1.0], [0.5, 0.0]]]])
     found = on_colors(x, torch.tensor([[0.2, 0.0, 1.0]]))
     assert torch.allclose(found[0, :, 0, 0], torch.tensor([0.2, 0.0, 1.0]))
@@ -27,7 +27,7 @@ def test_ink_is_white_on_the_colour_of_the_ground() -> None:
 
 
 @pytest.mark.parametrize("k", [4, 5, 10, 100])
-def test_every_class_has_one_colour_and_the_assignments_cross(k: int) -> None:
+def test_assignments_give_one_color_per_class_and_cross(k: int) -> None:
     ways = assignments(k)
     for way in ways.values():
         assert sorted(label for labels in way.values() for label in labels) == list(range(k))
@@ -55,7 +55,7 @@ def scenes(shape: str, channels: int, side: int = 32) -> tuple[np.ndarray, np.nd
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("shape", ["square", "disc"])
-def test_a_thing_on_a_ground_is_found(shape: str, channels: int) -> None:
+def test_foreground_of_synthetic_scenes(shape: str, channels: int) -> None:
     images, masks = scenes(shape, channels)
     found = foregrounds(images)
     overlap = (found & masks).sum((1, 2)) / (found | masks).sum((1, 2))
@@ -63,7 +63,7 @@ def test_a_thing_on_a_ground_is_found(shape: str, channels: int) -> None:
     assert np.median(overlap) > 0.95
 
 
-def test_an_image_of_one_colour_has_a_mask_too() -> None:
+def test_foreground_of_a_uniform_image() -> None:
     found = foregrounds(np.full((2, 3, 16, 16), 0.5, dtype=np.float32))
     assert found.shape == (2, 16, 16)
     assert foregrounds(np.zeros((1, 1, 3, 3), dtype=np.float32)).shape == (1, 3, 3)
@@ -77,7 +77,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_colours_decide_who_is_taken_for_whom(run: Path) -> None:
+def test_background_colors_determine_confusion(run: Path) -> None:
     found = background(run)
     assert [one.name for one in found.assignments] == ["even and odd", "halves"]
     for one in found.assignments:
@@ -85,11 +85,11 @@ def test_colours_decide_who_is_taken_for_whom(run: Path) -> None:
         assert within.low > other.high  # the paper's claim, beyond the intervals
         assert one.adversarial.within_by_chance == pytest.approx(100 * 4 / 9, abs=1e-3)
     assert len(found.figures()) == 2
-    assert len(found.rows()) == 2 * 2 * 100
+    assert len(found.frame) == 2 * 2 * 100
     assert background(run) == found
 
 
-def test_white_is_table_4(run: Path, tmp_path: Path) -> None:
+def test_white_background_counts(run: Path, tmp_path: Path) -> None:
     everything = np.ones((20, 8, 8), dtype=bool)
     np.save(tmp_path / "all.npy", everything)
     found = background(run, experiment="white", label=3, masks=tmp_path / "all.npy").white
@@ -112,14 +112,14 @@ def test_white_is_table_4(run: Path, tmp_path: Path) -> None:
     assert found.least_robust[0].confidence <= confidences[-1]
 
 
-def test_a_second_model_is_asked_of_the_same_images(run: Path) -> None:
+def test_second_model_uses_the_same_white_images(run: Path) -> None:
     found = background(run, run, experiment="white")
     assert found.white is not None
     assert [line.counts for line in found.white.lines[:4]] == [line.counts for line in found.white.lines[4:]]
     assert found.white.label == cw.load_report(run)["pgd"].worst.label
     assert found.white.estimated
     assert len(found.figures()) == 2
-    assert len(found.tables()[0].rows) == 8
+    assert len(found.frame) == 8 * 10
 
 
 def test_bad_input(run: Path, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_bad_input(run: Path, tmp_path: Path) -> None:
     (tmp_path / "no.npy").write_text("nothing")
     with pytest.raises(InputError, match="cannot be read"):
         background(run, experiment="white", label=3, masks=tmp_path / "no.npy")
-    with pytest.raises(InputError, match="is no class"):
+    with pytest.raises(InputError, match="is not a class"):
         background(run, experiment="white", label="cat")
-    with pytest.raises(InputError, match="needs a run"):
+    with pytest.raises(InputError, match="needs at least one run"):
         background()

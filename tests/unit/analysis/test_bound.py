@@ -1,4 +1,4 @@
-"""Both bounds on cases small enough to do by hand, and on a run."""
+"""Both bounds on small cases by hand, and on a run."""
 
 # N examples, K classes, T rounds
 
@@ -68,7 +68,7 @@ def test_theorem_3_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("p", "q"), [(1.0, math.inf), (2.0, 2.0), (math.inf, 1.0)])
-def test_the_complexity_is_that_of_all_signs(p: float, q: float) -> None:
+def test_complexity_averages_over_all_signs(p: float, q: float) -> None:
     random = np.random.default_rng(0)
     x, y = random.uniform(0, 1, (8, 3)), np.arange(8) % 2
     exact = max(
@@ -80,7 +80,7 @@ def test_the_complexity_is_that_of_all_signs(p: float, q: float) -> None:
     assert found.attack == pytest.approx(2 * found.norm * 4 * 0.1 * 3 ** (1 / q) / math.sqrt(8))
 
 
-def test_margins_are_those_of_the_best_attack() -> None:
+def test_robust_margins_match_the_strongest_attack() -> None:
     """Against every corner of the ball, where the strongest attack on a linear model sits."""
     random = np.random.default_rng(1)
     weights, x, y = random.normal(size=(4, 3)), random.normal(size=(10, 3)), random.integers(0, 4, 10)
@@ -100,16 +100,16 @@ def test_on_a_run(tmp_path: Path) -> None:
     assert found.linear.worst_class_error is not None
     assert found.linear.worst_class_error <= min(1.0, found.linear.bound)
     assert len(found.figures()) == 2
-    assert [row["round"] for row in found.rows()] == [1, 2, 3, 4]
-    assert "Theorem 1 holds" in found.sentences()[0]
+    assert found.frame["round"].tolist() == [1, 2, 3, 4]
+    assert "Theorem 1 holds" in found.finding
 
 
-def test_what_has_no_bound(trained: Path, make_run) -> None:
+def test_runs_without_bound(trained: Path, make_run) -> None:
     found = bound(trained, draws=2)
     assert found.no_regret is None
-    assert "was not trained by wat" in found.sentences()[0]
+    assert "was not trained by wat" in found.finding
     assert len(found.figures()) == 1
     with pytest.raises(InputError, match="not the directory of a training"):
         bound(make_run("run", [[1, 0], [0, 1]]))
-    with pytest.raises(InputError, match="out of range"):
+    with pytest.raises(InputError, match="expected gamma > 0"):
         bound(trained, gamma=0.0)

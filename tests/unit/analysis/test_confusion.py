@@ -23,7 +23,7 @@ COUNTS = [[6, 3, 1, 0], [1, 8, 1, 0], [0, 1, 5, 4], [0, 0, 2, 8]]
 GROUPS = {"first": [0, 1], "second": [2, 3]}
 
 
-def test_of_a_matrix_by_hand(make_run) -> None:
+def test_matrix_by_hand(make_run) -> None:
     found = confusion(make_run("run", COUNTS), superclasses=GROUPS)
     assert found.adversarial.counts == COUNTS
     assert found.adversarial.wrong == 13
@@ -38,7 +38,7 @@ def test_of_a_matrix_by_hand(make_run) -> None:
     assert found.natural.pairs == []
 
 
-def test_counts_are_those_of_scikit_learn(trained: Path) -> None:
+def test_counts_match_scikit_learn(trained: Path) -> None:
     found = confusion(trained, attack="pgd")
     table = pq.read_table(trained / "verdicts.parquet").to_pydict()
     expected = sklearn_confusion(table["label"], table["pred:pgd"], labels=range(10))
@@ -57,7 +57,7 @@ def test_symmetry() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(3, 8))
-def test_symmetry_does_not_hang_on_the_order_of_classes(seed: int, k: int) -> None:
+def test_symmetry_is_independent_of_class_order(seed: int, k: int) -> None:
     random = np.random.default_rng(seed)
     counts, order = random.integers(0, 20, (k, k)), random.permutation(k)
     one, other = symmetry(counts), symmetry(counts[np.ix_(order, order)])
@@ -66,7 +66,7 @@ def test_symmetry_does_not_hang_on_the_order_of_classes(seed: int, k: int) -> No
         assert one == pytest.approx(other, abs=1e-9)
 
 
-def test_the_interval_of_the_symmetry_holds_it_and_is_reproducible(make_run) -> None:
+def test_symmetry_interval_contains_value_and_is_reproducible(make_run) -> None:
     run = make_run("run", (10 * np.array(COUNTS)).tolist())
     one, other = confusion(run), confusion(run)
     assert one.adversarial.symmetry == other.adversarial.symmetry
@@ -74,7 +74,7 @@ def test_the_interval_of_the_symmetry_holds_it_and_is_reproducible(make_run) -> 
     assert found.low <= found.value <= found.high
 
 
-def test_an_absent_class_and_a_thousand_classes(make_run) -> None:
+def test_absent_class_and_thousand_classes(make_run) -> None:
     counts = np.array(COUNTS)
     counts[1] = 0
     found = confusion(make_run("absent", counts.tolist()))
@@ -86,7 +86,7 @@ def test_an_absent_class_and_a_thousand_classes(make_run) -> None:
 
 
 def test_bad_input(make_run, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="one class"):
+    with pytest.raises(InputError, match="1 class; at least 2"):
         confusion(make_run("one", [[5]]))
     with pytest.raises(InputError, match="once"):
         confusion(make_run("run", COUNTS), superclasses={"a": [0, 1], "b": [1, 2, 3]})
@@ -100,10 +100,11 @@ def test_bad_input(make_run, tmp_path: Path) -> None:
         confusion(tmp_path / "run")
 
 
-def test_what_is_written_and_said(make_run) -> None:
+def test_json_frame_and_finding(make_run) -> None:
     found = confusion(make_run("run", COUNTS, classes=["<b>cat</b>", "dog", "</script>", "car"]), superclasses=GROUPS)
-    assert json.loads(found.model_dump_json(by_alias=True))["schema"] == "classwise/analysis-confusion/1"
-    assert sum(row["count"] for row in found.rows() if row["attack"] == "worst-case") == 40
-    assert "</script> – car (30.0% of both)" in found.sentences()[0]
-    assert "76.9%" in found.sentences()[2]
-    assert [part.title for part in found.tables()] == ["most confused, worst-case"]
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["schema"] == "classwise/analysis-confusion/1"
+    assert found.frame.query("attack == 'worst-case'")["count"].sum() == 40
+    assert "</script> – car, with 30.0% [" in found.finding
+    assert "76.9%" in found.finding
+    assert found.frame.iloc[0][["class", "predicted_class", "count"]].tolist() == ["</script>", "car", 4]
+    assert found.frame.iloc[0]["share_of_class_percent"] == 40.0

@@ -1,4 +1,4 @@
-"""Coefficients against scipy; intervals against their formulas and against what they promise."""
+"""Coefficients against scipy; intervals against their formulas and their coverage."""
 
 # K classes
 
@@ -14,7 +14,7 @@ from classwise.analysis.correlation import pearson, spearman
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(4, 40))
-def test_pearson_is_scipys_with_its_interval_and_p(seed: int, k: int) -> None:
+def test_pearson_matches_scipy(seed: int, k: int) -> None:
     x, y = np.random.default_rng(seed).normal(size=(2, k))
     found, expected = pearson(x.tolist(), y.tolist()), pearsonr(x, y)
     low, high = expected.confidence_interval(0.95)
@@ -24,7 +24,7 @@ def test_pearson_is_scipys_with_its_interval_and_p(seed: int, k: int) -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(4, 40))
-def test_spearman_is_scipys_also_with_ties(seed: int, k: int) -> None:
+def test_spearman_matches_scipy_with_ties(seed: int, k: int) -> None:
     x, y = np.random.default_rng(seed).integers(0, 5, size=(2, k)).astype(float)
     found = spearman(x.tolist(), y.tolist())
     if np.ptp(x) == 0 or np.ptp(y) == 0:
@@ -38,7 +38,7 @@ def test_spearman_is_scipys_also_with_ties(seed: int, k: int) -> None:
         assert (found.low, found.high) == pytest.approx(tuple(ends), abs=6e-5)
 
 
-def test_p_of_spearman_is_that_of_every_permutation() -> None:
+def test_spearman_p_value_matches_exact_permutation_test() -> None:
     x, y = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [2.0, 1.0, 4.0, 3.0, 6.0, 5.0]
     exact = permutation_test(
         (x,), lambda shuffled: spearmanr(shuffled, y).statistic, permutation_type="pairings", n_resamples=np.inf
@@ -48,7 +48,7 @@ def test_p_of_spearman_is_that_of_every_permutation() -> None:
     assert spearman(x, y, seed=3) == spearman(x, y, seed=3)
 
 
-def test_intervals_hold_what_they_promise() -> None:
+def test_intervals_have_nominal_coverage() -> None:
     random = np.random.default_rng(0)
     true = 0.6
     x = random.normal(size=(1000, 30))
@@ -60,7 +60,7 @@ def test_intervals_hold_what_they_promise() -> None:
         assert 0.92 * 400 <= held <= 0.98 * 400
 
 
-def test_what_cannot_be_told() -> None:
+def test_undefined_coefficients() -> None:
     for x, y in (([1.0, 2.0, 3.0], [1.0, 3.0, 2.0]), ([1.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]), ([], [])):
         for found in (pearson(x, y), spearman(x, y)):
             assert (found.value, found.low, found.high, found.p_value) == (None, None, None, None)
@@ -70,7 +70,7 @@ def test_what_cannot_be_told() -> None:
     assert absent.value == pytest.approx(pearsonr([1, 4, 6, 9], [1, 4, 5, 1]).statistic, abs=6e-5)
 
 
-def test_a_perfect_order_leaves_no_room() -> None:
+def test_perfect_correlation_has_zero_length_interval() -> None:
     for found in (
         pearson([1.0, 2.0, 3.0, 4.0], [2.0, 4.0, 6.0, 8.0]),
         spearman([1.0, 2.0, 3.0, 9.0], [4.0, 3.0, 2.0, 1.0]),

@@ -1,4 +1,4 @@
-"""Corruptions against the verdicts they are counted from, and scipy."""
+"""Corruptions against their verdicts and scipy."""
 
 # N examples, K classes
 
@@ -14,6 +14,7 @@ from scipy.stats import pearsonr, spearmanr
 
 import classwise as cw
 from classwise.analysis import corruptions
+from classwise.analysis.corruptions import _worst
 from classwise.core.errors import InputError
 from classwise.metrics import wilson
 from classwise.reporting.corruptions import CorruptionInfo
@@ -67,7 +68,7 @@ def make_corrupted(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def test_means_are_those_of_the_verdicts(make_corrupted) -> None:
+def test_means_match_the_verdicts(make_corrupted) -> None:
     run = make_corrupted(k=6, n=37)
     found = corruptions(run, attack="pgd")
     verdicts = cw.load_report(run).verdicts
@@ -84,7 +85,7 @@ def test_means_are_those_of_the_verdicts(make_corrupted) -> None:
                 assert (own.value, own.n) == (pytest.approx(100 * share.mean(), abs=1e-4), 37)
                 low, high = wilson(share.sum(), 37)
                 assert (own.low, own.high) == pytest.approx((100 * low, 100 * high), abs=1e-4)
-            assert part.worst.value == min(own.value for own in part.by_class)
+            assert _worst(part.by_class).value == min(own.value for own in part.by_class)
         shares = [own.value for own in one.by_class]
         assert shares == pytest.approx(
             np.mean([[own.value for own in part.by_class] for part in one.severities], axis=0), abs=1e-3
@@ -92,7 +93,7 @@ def test_means_are_those_of_the_verdicts(make_corrupted) -> None:
         assert (one.cv, one.mcd) == pytest.approx((np.var(shares), np.ptp(shares)), abs=1e-3)
 
 
-def test_coefficients_are_scipys(make_corrupted) -> None:
+def test_coefficients_match_scipy(make_corrupted) -> None:
     run = make_corrupted(k=12, n=40)
     found = corruptions(run, attack="pgd")
     robust = [part.value for part in cw.load_report(run)["pgd"].by_class]
@@ -106,13 +107,13 @@ def test_coefficients_are_scipys(make_corrupted) -> None:
         assert one.spearman.value == pytest.approx(spearmanr(shares, robust).statistic, abs=1e-4)
         assert one.spearman.low < one.spearman.value < one.spearman.high
     assert found.families[0].pearson.value > 0.8  # the easy classes are planted easy throughout
-    assert f"by {found.families[1].pearson} (Pearson)" in found.sentences()[2]
+    assert max(found.families, key=lambda one: one.spearman.value).spearman.with_p in found.finding
 
 
-def test_one_severity_has_no_curve(make_corrupted) -> None:
+def test_single_severity_has_no_curve(make_corrupted) -> None:
     several, one = corruptions(make_corrupted(4, 10)), corruptions(make_corrupted(4, 10, severities=(3,)))
-    assert (len(several.figures()), len(several.tables())) == (2, 2)
-    assert (len(one.figures()), len(one.tables())) == (1, 1)
+    assert (len(several.figures()), several.frame["severity"].nunique()) == (2, 3)
+    assert (len(one.figures()), one.frame["severity"].nunique()) == (1, 1)
     heat, curves = several.figures()
     assert list(heat.plot.columns) == ["natural", "noise", "weather", "worst-case"]
     assert [row[1] for row in heat.plot.z] == [part.value for part in several.families[0].by_class]
@@ -122,7 +123,7 @@ def test_one_severity_has_no_curve(make_corrupted) -> None:
         "weather",
         "weather, worst class",
     ]
-    assert list(curves.plot.data[1].y) == [part.worst.value for part in several.families[0].severities]
+    assert list(curves.plot.data[1].y) == [_worst(part.by_class).value for part in several.families[0].severities]
     assert list(curves.plot.data[0].x) == [1, 3, 5]
 
 
@@ -131,19 +132,19 @@ def test_absent_few_and_many_classes(make_corrupted) -> None:
     assert absent.families[0].by_class[3].value is None
     assert absent.families[0].severities[0].by_class[3].value is None
     assert absent.families[0].pearson.n == 4
-    assert absent.adversarial.worst.label == 1
-    assert [row["value"] for row in absent.rows() if row["label"] == 0] == [None] * 10
-    json.dumps(absent.model_dump(mode="json", by_alias=True), allow_nan=False)
+    assert _worst(absent.adversarial.by_class).label == 1
+    assert absent.frame.query("label == 0")["accuracy_percent"].isna().tolist() == [True] * 10
+    json.dumps(absent.to_dict(), allow_nan=False)
 
     few = corruptions(make_corrupted(2, 20))
     assert few.families[0].spearman.value is None
-    assert "too few classes" in few.sentences()[1]
+    assert "too few classes" in few.finding
 
     many = corruptions(make_corrupted(1000, 2))
     assert len(many.figures()[0].plot.z) == 1000
 
 
-def test_of_a_real_evaluation(trained: Path, tmp_path: Path) -> None:
+def test_real_evaluation(trained: Path, tmp_path: Path) -> None:
     cw.evaluate(
         str(trained), "digits", attacks=["pgd:steps=2", "corruptions:severity=1+5"], eps=0.1, per_class=5, out=tmp_path
     )
@@ -154,7 +155,7 @@ def test_of_a_real_evaluation(trained: Path, tmp_path: Path) -> None:
 
 
 def test_bad_input(make_run, make_corrupted) -> None:
-    with pytest.raises(InputError, match="evaluated without corruptions: evaluate with --attack corruptions"):
+    with pytest.raises(InputError, match="evaluated without corruptions; evaluate it with --attack corruptions"):
         corruptions(make_run("run", [[5, 1], [1, 5]]))
     run = make_corrupted(3, 5)
     with pytest.raises(InputError, match="unknown result 'cw'"):

@@ -1,4 +1,4 @@
-"""Embeddings against scikit-learn and numpy, on clusters that are known."""
+"""Embeddings of known clusters against scikit-learn and numpy."""
 
 # N examples, D features, K classes
 
@@ -14,14 +14,14 @@ from sklearn.metrics import silhouette_samples, silhouette_score
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
-from classwise.analysis import Subject, embedding
+from classwise.analysis import Run, embedding
 from classwise.analysis.embedding import silhouettes
-from classwise.analysis.model_outputs import look, look_attacked
+from classwise.analysis.model_outputs import attacked_outputs, natural_outputs
 from classwise.core.errors import InputError
 
 
 @pytest.fixture(scope="module")
-def clusters(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Four classes far apart in pairs, and a fifth without images."""
     random = torch.Generator().manual_seed(0)
     centres = torch.tensor([[0.1, 0.1, 0.5, 0.5], [0.2, 0.1, 0.5, 0.5], [0.9, 0.9, 0.5, 0.5], [0.8, 0.9, 0.5, 0.5]])
@@ -43,11 +43,14 @@ def test_silhouettes_by_hand() -> None:
     assert np.isnan(silhouettes(points, np.arange(4))).all()
 
 
-def test_numbers_of_a_trained_model_are_those_of_scikit_learn(trained: Path) -> None:
+def test_numbers_match_scikit_learn(trained: Path) -> None:
     groups = {"low": [0, 1, 2, 3, 4], "high": [5, 6, 7, 8, 9]}
     found = embedding(trained, attack="pgd:steps=3", per_class=6, method="pca", superclasses=groups)
-    subject = Subject.open(trained)
-    natural, attacked = look(subject, per_class=6), look_attacked(subject, attack="pgd:steps=3", per_class=6)
+    subject = Run.open(trained)
+    natural, attacked = (
+        natural_outputs(subject, per_class=6),
+        attacked_outputs(subject, attack="pgd:steps=3", per_class=6),
+    )
     label = natural.label
     here, there = silhouette_samples(natural.features, label), silhouette_samples(attacked.features, label)
     for part in found.by_class:
@@ -59,25 +62,24 @@ def test_numbers_of_a_trained_model_are_those_of_scikit_learn(trained: Path) -> 
     assert found.by_superclass.adversarial == pytest.approx(silhouette_score(attacked.features, label >= 5), abs=1e-4)
     together = np.concatenate([natural.features, attacked.features]).astype(float)
     left, values, _ = np.linalg.svd(together - together.mean(0), full_matrices=False)
-    rows = found.rows()
-    assert np.abs([[row["x"], row["y"]] for row in rows]) == pytest.approx(np.abs(left * values)[:, :2], abs=1e-3)
+    rows = found.frame
+    assert np.abs(rows[["x", "y"]].to_numpy()) == pytest.approx(np.abs(left * values)[:, :2], abs=1e-3)
     assert found.explained == pytest.approx(100 * (values**2 / (values**2).sum())[:2], abs=1e-3)
-    assert [row["index"] for row in rows] == [*natural.index, *natural.index]
-    assert [row["predicted"] for row in rows] == [*natural.predicted, *attacked.predicted]
+    assert rows["index"].tolist() == [*natural.index, *natural.index]
+    assert rows["predicted"].tolist() == [*natural.predicted, *attacked.predicted]
     assert found.perplexity is None
     assert [figure.plot.x for figure in found.figures()] == [
         f"first principal component, {found.explained[0]:.0f}% of the variance"
     ] * 2
 
 
-def test_tsne_keeps_clusters_and_is_the_same_again(clusters: Subject) -> None:
+def test_tsne_keeps_clusters_and_is_reproducible(clusters: Run) -> None:
     found, again = (
         embedding(clusters, attack="fgsm", superclasses={"one": [0, 1], "two": [2, 3, 4]}) for _ in range(2)
     )
     assert found == again
     assert found.perplexity == 30
-    places = np.array([[row["x"], row["y"]] for row in found.rows()])
-    labels = [row["label"] for row in found.rows()]
+    places, labels = found.frame[["x", "y"]].to_numpy(), found.frame["label"].tolist()
     neighbours = KNeighborsClassifier(5).fit(places[:48], labels[:48])
     assert neighbours.score(places[48:], labels[48:]) == 1
     assert found.overall.natural > 0.8
@@ -93,29 +95,29 @@ def test_tsne_keeps_clusters_and_is_the_same_again(clusters: Subject) -> None:
     assert len({series.colour for series in picture.data}) == 4
 
 
-def test_another_seed_is_another_picture(trained: Path) -> None:
+def test_seed_changes_only_the_plane(trained: Path) -> None:
     one, other = (embedding(trained, attack="fgsm", per_class=3, seed=seed) for seed in (0, 1))
     assert one.by_class == other.by_class
     assert one.perplexity == pytest.approx(59 / 3)
 
 
-def test_ten_classes_can_be_told_apart(trained: Path) -> None:
+def test_ten_classes_have_distinct_marks(trained: Path) -> None:
     picture = embedding(trained, attack="fgsm", per_class=2, method="pca").figures()[0].plot
     looks = {(series.colour, series.symbol) for series in picture.data}
     assert len(looks) == 20
 
 
-def test_a_thousand_classes(tmp_path: Path) -> None:
+def test_thousand_classes(tmp_path: Path) -> None:
     found = embedding(thousand(tmp_path), attack="fgsm", method="pca")
     assert found.by_class[0].natural is None
-    assert found.sentences() == []
+    assert "no silhouette" in found.finding
     (figure,) = found.figures()
     assert not figure.plot.draw(600, 10).legends
 
 
 def test_bad_input(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no last linear layer"):
-        embedding(Subject(trained, loaded=Headless(10)))
+        embedding(Run(trained, loaded=Headless(10)))
     with pytest.raises(InputError, match="tsne or pca"):
         embedding(trained, method="umap")
     with pytest.raises(InputError, match="positive"):
@@ -123,14 +125,14 @@ def test_bad_input(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least 1"):
         embedding(trained, per_class=0)
     narrow = nn.Sequential(nn.Flatten(), nn.Linear(64, 1), nn.Linear(1, 10))
-    with pytest.raises(InputError, match="cannot be put into a plane"):
-        embedding(Subject(trained, loaded=narrow), attack="fgsm")
+    with pytest.raises(InputError, match="cannot be embedded"):
+        embedding(Run(trained, loaded=narrow), attack="fgsm")
     dead = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Linear(3, 10))
     dead[1].weight.data.zero_()
     with pytest.raises(InputError, match="the same features"):
-        embedding(Subject(trained, loaded=dead), attack="fgsm")
+        embedding(Run(trained, loaded=dead), attack="fgsm")
     x = torch.rand(10_002, 1, 2, 2)
     two = Linear(torch.randn(2, 4), torch.zeros(2))
     many = planted(tmp_path, two, x, torch.arange(10_002) % 2, ["a", "b"], attacks=["fgsm"])
-    with pytest.raises(InputError, match="smaller per_class"):
+    with pytest.raises(InputError, match="per_class = 5001 gives 20004 points"):
         embedding(many, per_class=5001)

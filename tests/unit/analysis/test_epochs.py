@@ -1,4 +1,4 @@
-"""Epochs against histories made by hand, numpy, and what a training writes."""
+"""Epochs against histories by hand, numpy, and a training."""
 
 # K classes
 
@@ -72,7 +72,7 @@ def test_numbers_by_hand(make_training) -> None:
     assert curve.settled == 3  # class 2, counting the tie
 
 
-def test_a_class_that_is_worst_stays_so_in_a_tie() -> None:
+def test_worst_class_persists_in_ties() -> None:
     curve = curve_of([(1, 0.0, [5.0, 0.0]), (2, 0.0, [0.0, 0.0]), (3, 0.0, [0.0, 0.0])])
     assert [one.worst.label for one in curve.epochs] == [1, 1, 1]
     assert (curve.changes, curve.settled, curve.worst_classes) == ([], 1, [1])
@@ -81,7 +81,7 @@ def test_a_class_that_is_worst_stays_so_in_a_tie() -> None:
 @given(
     st.lists(st.lists(st.sampled_from([None, 0.0, 10.0, 20.0, 50.0]), min_size=4, max_size=4), min_size=1, max_size=8)
 )
-def test_against_a_search(rows: list[list[float | None]]) -> None:
+def test_curve_matches_brute_force(rows: list[list[float | None]]) -> None:
     rows = [[0.0 if value is None and place == 0 else value for place, value in enumerate(row)] for row in rows]
     curve = curve_of([(number, 1.0, row) for number, row in enumerate(rows, start=5)])
     ties = [[i for i, v in enumerate(row) if v == min(u for u in row if u is not None)] for row in rows]
@@ -96,7 +96,7 @@ def test_against_a_search(rows: list[list[float | None]]) -> None:
     assert set(curve.worst_classes) == set(path)
 
 
-def test_of_a_real_training(trained: Path) -> None:
+def test_real_training(trained: Path) -> None:
     found = epochs(trained)
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     for name, curve in (("robust", found.robust), ("natural", found.natural)):
@@ -107,23 +107,23 @@ def test_of_a_real_training(trained: Path) -> None:
             assert one.gap == pytest.approx(np.ptp(part["by_class"]), abs=1e-3)
     assert found.selected == json.loads((trained / "run.json").read_text())["training"]["best_epoch"]
     assert found.shown == list(range(10))
-    assert "25 validation images a class" in found.sentences()[2]
+    assert "25 validation images per class" in found.finding
 
 
-def test_absent_classes_have_no_part(make_training) -> None:
+def test_absent_classes_are_ignored(make_training) -> None:
     rows = [[None, 20.0, 40.0], [None, 30.0, 35.0]]
     found = epochs(make_training(rows, natural=rows, n=[0, 10, 12]))
     assert found.robust.epochs[0].worst.label == 1
     assert found.robust.epochs[0].gap == 20.0
     assert found.robust.epochs[0].cv == 100.0
     assert found.shown == [1, 2]
-    assert "10 to 12 validation images" in found.sentences()[2]
-    assert found.sentences()[3] == "Without validation images: 0."
-    assert [row["value"] for row in found.rows()][:3] == rows[0]
-    assert json.loads(json.dumps(found.model_dump(mode="json", by_alias=True), allow_nan=False))["natural"]
+    assert "10 to 12 validation images" in found.finding
+    assert found.n[0] == 0
+    assert found.frame["accuracy_percent"].tolist()[1:3] == rows[0][1:]
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["natural"]
 
 
-def test_of_many_classes_a_few_are_drawn(make_training) -> None:
+def test_figure_samples_many_classes(make_training) -> None:
     rows = np.random.default_rng(0).uniform(0, 100, (50, 1000)).round(4)
     run = make_training(rows.tolist(), best=(42,))
     found = epochs(run)
@@ -140,15 +140,13 @@ def test_of_many_classes_a_few_are_drawn(make_training) -> None:
     assert list(own[3].y) == rows[:, found.shown[3]].tolist()
     assert len({(drawn.colour, drawn.dash) for drawn in (average, *own)}) == 13
     assert "12 of 1000 classes" in figure.title
-    assert figure.plot.marks == {"kept": 42}
-    # The table leaves epochs out, but not the last, nor the one that was kept.
-    told = [row[0] for row in found.tables()[0].rows]
-    assert len(told) < 40
-    assert told[-1] == "50"
-    assert "42 *" in told
+    assert figure.plot.layout.shapes[0].x0 == 42
+    by_epoch = found.frames["epochs"]
+    assert by_epoch["epoch"].tolist() == list(range(1, 51))
+    assert by_epoch[by_epoch["selected"]]["epoch"].tolist() == [42]
 
 
-def test_names_are_the_reports_where_they_fit(make_run, make_training, tmp_path: Path) -> None:
+def test_class_names_come_from_a_matching_report(make_run, make_training, tmp_path: Path) -> None:
     make_training([[10.0, 20.0], [20.0, 10.0]])
     run = make_run("run", [[3, 1], [1, 3]], classes=["cat", "dog"])
     (run / "metrics.jsonl").write_bytes((tmp_path / "metrics.jsonl").read_bytes())
@@ -160,13 +158,13 @@ def test_names_are_the_reports_where_they_fit(make_run, make_training, tmp_path:
 
 def test_one_class_and_one_epoch(make_training) -> None:
     found = epochs(make_training([[40.0]]))
-    assert (found.robust.last.gap, found.robust.settled, found.robust.changes) == (0.0, 1, [])
-    assert "0 is the worst class throughout" in found.sentences()[0]
+    assert (found.robust.epochs[-1].gap, found.robust.settled, found.robust.changes) == (0.0, 1, [])
+    assert "the worst class, 0, has been the worst since epoch 1, after 0 changes" in found.finding
     assert found.figures()
 
 
 def test_bad_input(make_training, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no metrics.jsonl: it is not the directory of a training"):
+    with pytest.raises(InputError, match=r"no metrics.jsonl; expected the directory of a training"):
         epochs(tmp_path)
     record = {"epoch": 1, "best": True, "validation": {"n": [0, 0], "robust": None, "natural": None}}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
@@ -186,5 +184,5 @@ def test_bad_input(make_training, tmp_path: Path) -> None:
     ]
     for one in broken:
         (tmp_path / "metrics.jsonl").write_text(json.dumps(one) + "\n")
-        with pytest.raises(InputError, match="is not the history of a training"):
+        with pytest.raises(InputError, match="is not a training history"):
             epochs(tmp_path)

@@ -1,4 +1,4 @@
-"""Galleries: the right images in the right order, drawn pixel by pixel, and nothing but text in their texts."""
+"""Galleries: selection and order of images, their pixels, and escaping of texts."""
 
 # N examples, C channels, H height, W width
 
@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 from planted import Linear, planted, thousand
 
-from classwise.analysis import Subject, examples
-from classwise.analysis.model_outputs import look, look_attacked
+from classwise.analysis import Run, examples
+from classwise.analysis.model_outputs import attacked_outputs, natural_outputs
 from classwise.core.errors import InputError
 from classwise.reporting.figures import Card, Picture, gallery, png
 from classwise.reporting.pages import answers_page
@@ -48,7 +48,7 @@ class Images(HTMLParser):
 
 
 @pytest.fixture
-def colours(tmp_path: Path) -> Subject:
+def colours(tmp_path: Path) -> Run:
     """Three classes of colour images, each told by the mean of one channel."""
     weight = torch.zeros(3, 3, 4, 4)
     for label in range(3):
@@ -60,11 +60,11 @@ def colours(tmp_path: Path) -> Subject:
     )
 
 
-def test_the_weakest_class_from_both_ends(trained: Path) -> None:
+def test_least_and_most_robust_images_of_the_weakest_class(trained: Path) -> None:
     found = examples(trained, attack="pgd:steps=3", number=5)
-    subject = Subject.open(trained)
+    subject = Run.open(trained)
     worst = subject.report.worst.label
-    natural, attacked = look(subject), look_attacked(subject, attack="pgd:steps=3")
+    natural, attacked = natural_outputs(subject), attacked_outputs(subject, attack="pgd:steps=3")
     own = (natural.label == worst) & (natural.predicted == worst)
     logits = attacked.logits[own]
     margins = logits[:, worst] - np.delete(logits, worst, axis=1).max(1)
@@ -91,7 +91,7 @@ def test_the_weakest_class_from_both_ends(trained: Path) -> None:
     ]
 
 
-def test_images_and_classes_that_are_asked_for(trained: Path) -> None:
+def test_given_indices_and_labels(trained: Path) -> None:
     found = examples(trained, attack="fgsm", indices=(30, 4, 30, 17))
     assert sorted(one.index for one in found.examples) == [4, 17, 30]
     assert [one.margin for one in found.examples] == sorted(one.margin for one in found.examples)
@@ -101,10 +101,9 @@ def test_images_and_classes_that_are_asked_for(trained: Path) -> None:
     assert {one.label for one in examples(trained, attack="fgsm", label="4").examples} == {4}
     one = examples(trained, attack="fgsm", label=2, number=1)
     assert len(one.examples) == len(one.figures()) == 1
-    assert len(one.sentences()) == 2
 
 
-def test_pngs_are_the_pixels() -> None:
+def test_png_contains_the_pixels() -> None:
     colour = np.random.default_rng(0).integers(0, 256, (3, 5, 7))
     assert np.array_equal(pixels(png(colour / 255)), np.moveaxis(colour, 0, -1))
     grey = np.array([[[0.0, 1.0, 0.5]]])
@@ -113,7 +112,7 @@ def test_pngs_are_the_pixels() -> None:
     assert pixels(png(np.array([[[-3.0, 7.0]]]))).tolist() == [[0, 255]]
 
 
-def test_names_are_text_in_the_page(colours: Subject) -> None:
+def test_class_names_are_escaped_in_the_page(colours: Run) -> None:
     found = examples(colours, number=4)
     page = answers_page("t", "e", {"examples": found})
     shown = Images(page)
@@ -125,7 +124,7 @@ def test_names_are_text_in_the_page(colours: Subject) -> None:
     assert found.of in shown.text
 
 
-def test_every_text_of_a_card_is_escaped() -> None:
+def test_card_texts_are_escaped() -> None:
     picture = Picture(png=png(np.zeros((1, 2, 2))), alt='"><script>', caption="<script>")
     figure = gallery([Card(heading="<script>", pictures=[picture], lines=["<script>"])], title="t", alt="a")
     shown = Images(str(figure.html()))
@@ -144,7 +143,7 @@ def test_large_images_are_not_enlarged() -> None:
     assert "class" not in Images(str(figure.html())).images[0]
 
 
-def test_a_class_that_is_never_right_an_absent_one_and_a_thousand(tmp_path: Path) -> None:
+def test_misclassified_absent_and_many_classes(tmp_path: Path) -> None:
     x = torch.rand(20, 1, 2, 2, generator=torch.Generator().manual_seed(0))
     always = Linear(torch.zeros(3, 4), torch.tensor([1.0, 0.0, 0.0]))
     subject = planted(tmp_path / "always", always, x, torch.arange(20) % 2, ["a", "b", "c"])
@@ -163,7 +162,7 @@ def test_bad_input(trained: Path) -> None:
         examples(trained, indices=(3, 700))
     with pytest.raises(InputError, match="images 0 to 696"):
         examples(trained, indices=())
-    with pytest.raises(InputError, match="no class"):
+    with pytest.raises(InputError, match="is not a class"):
         examples(trained, label="cat")
     with pytest.raises(InputError, match="number"):
         examples(trained, number=0)

@@ -1,4 +1,4 @@
-"""Robust and non-robust images: what they are made of, and what is learnt from them."""
+"""Robust and non-robust images: generation, and training on them."""
 
 # N examples, K classes, D features
 
@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 import classwise as cw
-from classwise.analysis import Subject, features
+from classwise.analysis import Run, features
 from classwise.analysis.features import descend, non_robust_images
 from classwise.core.errors import InputError
 from classwise.data import load_data
 
 
-def test_the_descent_finds_the_features_and_leaves_the_rest_alone() -> None:
+def test_descent_matches_features_and_keeps_other_pixels() -> None:
     """The model sees the first two pixels only: they become those of x, the others stay those of the start."""
 
     class Half(nn.Module):
@@ -45,8 +45,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "robust", folder / "standard"
 
 
-def test_non_robust_images_look_like_their_class_to_the_model_and_lie_in_the_ball(pair: tuple[Path, Path]) -> None:
-    subject = Subject.open(pair[1])
+def test_non_robust_images_reach_their_target_within_the_ball(pair: tuple[Path, Path]) -> None:
+    subject = Run.open(pair[1])
     images = load_data("digits", split="train")
     (x, targets), *_ = non_robust_images(subject, images, "pgd", seed=0)
     before = torch.from_numpy(images.images[: len(x)].astype(np.float32))
@@ -58,7 +58,7 @@ def test_non_robust_images_look_like_their_class_to_the_model_and_lie_in_the_bal
     assert reached > already + 0.3
 
 
-def test_models_learn_from_both(pair: tuple[Path, Path]) -> None:
+def test_models_trained_on_both_data_sets(pair: tuple[Path, Path]) -> None:
     found = features(*pair, steps=30, per_class=60)
     by_name = {one.name: one for one in found.models}
     assert list(by_name) == ["original", "robust", "non-robust"]
@@ -69,13 +69,13 @@ def test_models_learn_from_both(pair: tuple[Path, Path]) -> None:
     before = {file: file.stat().st_mtime_ns for file in made.rglob("*.png")}
     assert features(*pair, steps=30, per_class=60) == found
     assert {file: file.stat().st_mtime_ns for file in made.rglob("*.png")} == before
-    assert len(found.rows()) == 60
-    with pytest.raises(InputError, match="made in another way"):
+    assert len(found.frame) == 60
+    with pytest.raises(InputError, match="generated with other settings"):
         features(*pair, steps=31, per_class=60)
 
 
 def test_bad_input(pair: tuple[Path, Path], make_run) -> None:
     with pytest.raises(InputError, match="not the directory of a training"):
         features(pair[0], make_run("run", [[1, 0], [0, 1]]))
-    with pytest.raises(InputError, match="different classes"):
+    with pytest.raises(InputError, match="have different classes"):
         features(make_run("other", [[1, 0], [0, 1]]), pair[1])

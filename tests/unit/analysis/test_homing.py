@@ -1,4 +1,4 @@
-"""Homing: two classes side by side and two far away; whoever is flipped across the one border comes home."""
+"""Homing with two close and two distant classes: errors between the close ones are corrected."""
 
 # N examples, K classes
 
@@ -11,7 +11,7 @@ import pytest
 
 import classwise as cw
 from classwise.analysis import homing
-from classwise.analysis.homing import matrix_of
+from classwise.analysis.homing import homing_matrix
 from classwise.core.errors import InputError
 from classwise.storage.verdicts import Verdicts
 
@@ -53,7 +53,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_who_is_flipped_across_the_border_comes_home(planted: Path) -> None:
+def test_flipped_examples_return_without_the_confused_class(planted: Path) -> None:
     found = homing(planted)
     flipped, home = np.array(found.flipped), np.array(found.homing)
     assert flipped[0, 1] + flipped[1, 0] == flipped.sum() == 40
@@ -63,10 +63,10 @@ def test_who_is_flipped_across_the_border_comes_home(planted: Path) -> None:
         ("1", "0", True),
     }
     assert found.overall.value == 100.0
-    assert found.sentences()[1] in ("One-to-one: 0 – 1.", "One-to-one: 1 – 0.")
+    assert set(found.frame[found.frame["one_to_one"]]["class"]) == {"0", "1"}
 
 
-def test_asked_again_nothing_is_trained_anew(planted: Path) -> None:
+def test_finished_trainings_are_reused(planted: Path) -> None:
     first = homing(planted)
     weights = planted / "homing" / "without-2" / "checkpoints" / "best.safetensors"
     before = weights.stat().st_mtime_ns
@@ -74,7 +74,7 @@ def test_asked_again_nothing_is_trained_anew(planted: Path) -> None:
     assert weights.stat().st_mtime_ns == before
 
 
-def test_several_workers_come_to_the_same(planted: Path, tmp_path: Path) -> None:
+def test_workers_give_the_same_result(planted: Path, tmp_path: Path) -> None:
     assert homing(planted, work=tmp_path / "work", workers=2) == homing(planted)
 
 
@@ -84,7 +84,7 @@ def verdicts(labels: list[int], predicted: list[int]) -> Verdicts:
     return made
 
 
-def test_the_matrix_by_hand() -> None:
+def test_matrix_by_hand() -> None:
     labels = [0, 0, 0, 1, 1, 2]
     before = verdicts(labels, [1, 1, 2, 0, 1, 0])
     without = {
@@ -92,19 +92,19 @@ def test_the_matrix_by_hand() -> None:
         1: verdicts(labels, [0, 2, 0, 0, 0, 0]),  # example 0 comes home from 1, example 1 goes astray again
         2: verdicts(labels, [1, 1, 0, 0, 0, 0]),  # example 2 comes home from 2
     }
-    found = matrix_of("model", "pgd", ["a", "b", "c"], before, without)
+    found = homing_matrix("model", "pgd", ["a", "b", "c"], before, without)
     assert found.flipped == [[0, 2, 1], [1, 0, 0], [1, 0, 0]]
     assert found.homing == [[0, 1, 1], [1, 0, 0], [0, 0, 0]]
     assert (found.overall.value, found.overall.n) == (60.0, 5)
     assert [(pair.true, pair.taken_for) for pair in found.pairs if pair.one_to_one] == [("a", "b"), ("b", "a")]
-    assert sum(row["homing"] for row in found.rows()) == 3
+    assert found.frame["homing"].sum() == 3
 
 
 def test_nothing_flipped() -> None:
     kept = verdicts([0, 1, 2], [0, 1, 2])
-    found = matrix_of("model", "pgd", ["a", "b", "c"], kept, dict.fromkeys(range(3), kept))
+    found = homing_matrix("model", "pgd", ["a", "b", "c"], kept, dict.fromkeys(range(3), kept))
     assert found.overall.value is None
-    assert "nothing that could come home" in found.sentences()[0]
+    assert found.finding == "pgd flips no example, so no error can be corrected."
     assert len(found.figures()) == 2
 
 

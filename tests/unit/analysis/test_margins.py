@@ -1,4 +1,4 @@
-"""Margins against linear models, whose smallest radius is known in closed form."""
+"""Margins of linear models against the closed form."""
 
 # N examples, K classes, R radii
 
@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from planted import Linear, planted, thousand
 from scipy.stats import bootstrap
 
-from classwise.analysis import Subject, margins
-from classwise.analysis.margins import _area, bisected, withstanding
+from classwise.analysis import Run, margins
+from classwise.analysis.margins import _area, bisected, survival
 from classwise.core.errors import InputError
 
 
-def linear_run(folder: Path, k: int, norm: str = "Linf", wrong: int = 3) -> tuple[Subject, np.ndarray]:
+def linear_run(folder: Path, k: int, norm: str = "Linf", wrong: int = 3) -> tuple[Run, np.ndarray]:
     """Images so far inside the box that it plays no part, some with a wrong label; and their exact radii."""
     random = torch.Generator().manual_seed(k)
     weight = torch.randn(k, 24, generator=random)
@@ -39,7 +39,7 @@ def linear_run(folder: Path, k: int, norm: str = "Linf", wrong: int = 3) -> tupl
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
 @pytest.mark.parametrize("attack", ["fab", "pgd:start=zero", "cw-pgd:start=zero,steps=40"])
-def test_the_radius_of_a_linear_model_is_met_from_above(tmp_path: Path, norm: str, attack: str) -> None:
+def test_radius_of_a_linear_model_is_a_tight_upper_bound(tmp_path: Path, norm: str, attack: str) -> None:
     subject, exact = linear_run(tmp_path, 2, norm)
     found = margins(subject, attack=attack, per_class=None)
     radii = np.array([one.radius for one in found.examples])
@@ -51,7 +51,7 @@ def test_the_radius_of_a_linear_model_is_met_from_above(tmp_path: Path, norm: st
 
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
-def test_among_many_classes_the_nearest_is_found(tmp_path: Path, norm: str) -> None:
+def test_nearest_of_many_classes_is_found(tmp_path: Path, norm: str) -> None:
     subject, exact = linear_run(tmp_path, 6, norm)
     radii = np.array([one.radius for one in margins(subject, per_class=None).examples])
     assert (radii >= exact - 1e-6).all()
@@ -62,7 +62,7 @@ def test_among_many_classes_the_nearest_is_found(tmp_path: Path, norm: str) -> N
     assert np.array([one.radius for one in aimed.examples]) == pytest.approx(exact, rel=0.01, abs=1e-6)
 
 
-def test_a_grid_tells_the_first_that_breaks(tmp_path: Path) -> None:
+def test_grid_reports_the_first_breaking_radius(tmp_path: Path) -> None:
     subject, exact = linear_run(tmp_path, 2)
     grid = np.array([0.002, 0.004, 0.008, 0.016])
     found = margins(subject, attack="pgd:start=zero", per_class=None, radii=tuple(grid))
@@ -77,7 +77,7 @@ def test_a_grid_tells_the_first_that_breaks(tmp_path: Path) -> None:
     assert (found.attack, margins(subject, radii=(0.01,)).attack) == ("pgd:start=zero", "pgd")
 
 
-def test_parts_follow_from_the_radii(tmp_path: Path) -> None:
+def test_summaries_match_the_radii(tmp_path: Path) -> None:
     subject, _ = linear_run(tmp_path, 3)
     found = margins(subject, per_class=None)
     label = np.array([one.label for one in found.examples])
@@ -93,20 +93,20 @@ def test_parts_follow_from_the_radii(tmp_path: Path) -> None:
     assert found.area.value == pytest.approx(max(means) - min(means), abs=1e-7)
     assert (found.area.best, found.area.worst) == (f"c{np.argmax(means)}", f"c{np.argmin(means)}")
     assert found.overall[0] == pytest.approx(100 * 21 / 24)
-    assert len(found.rows()) == 24
+    assert len(found.frame) == 24
     assert found == margins(subject, per_class=None)
     assert len(found.figures()) == 2
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_the_area_under_a_curve_is_the_mean_radius(radii: list[float]) -> None:
+def test_area_under_the_curve_is_the_mean_radius(radii: list[float]) -> None:
     grid = np.linspace(0, 1, 2001)
-    curve = np.array(withstanding(np.array(radii), grid)) / 100
+    curve = np.array(survival(np.array(radii), grid)) / 100
     assert curve[:-1].mean() == pytest.approx(np.mean(radii), abs=1e-3)
     assert (np.diff(curve) <= 0).all()
 
 
-def test_the_interval_of_the_area_is_that_of_scipys_bootstrap() -> None:
+def test_area_interval_matches_scipy_bootstrap() -> None:
     random = np.random.default_rng(0)
     radii = [random.gamma(shape, 0.1, size=40) for shape in (1.0, 1.5, 4.0)]
     found = _area([*radii, np.array([])], ["a", "b", "c", "d"], 0)
@@ -121,14 +121,14 @@ def test_the_interval_of_the_area_is_that_of_scipys_bootstrap() -> None:
     assert found.high == pytest.approx(high, abs=0.1 * (high - low))
 
 
-def test_the_correction_takes_off_what_choosing_adds() -> None:
+def test_selection_correction_of_the_area() -> None:
     # Twenty classes that are all alike: the true area is 0, but the largest of 190 differences is not.
     random = np.random.default_rng(0)
     areas = [
         _area([random.gamma(4.0, 0.1, size=20) for _ in range(20)], [str(label) for label in range(20)], 0)
         for _ in range(5)
     ]
-    values, corrected = (np.mean([getattr(area, name) for area in areas]) for name in ("value", "corrected"))
+    values, corrected = (np.mean([area[name] for area in areas]) for name in ("value", "corrected"))
     assert 0 <= corrected < 0.75 * values
     assert _area([np.array([0.1]), np.array([])], ["a", "b"], 0) is None
 
@@ -148,7 +148,7 @@ def test_bisection_of_any_radius(radii: list[float], start: float) -> None:
     assert (found[reachable] <= true[reachable] * 1.0051).all()
 
 
-def test_bisection_of_an_attack_that_fails_far_out() -> None:
+def test_bisection_of_an_attack_that_fails_at_large_radii() -> None:
     """It succeeds between 0.1 and 0.15 and from 0.7 on, where it finds an image at 0.12."""
 
     def distance(radius: torch.Tensor) -> np.ndarray:
@@ -158,7 +158,7 @@ def test_bisection_of_an_attack_that_fails_far_out() -> None:
     assert bisected(lambda radius: radius, distance, 1, 0.2, 1.0) == pytest.approx([0.1], abs=1e-3)
 
 
-def test_what_nothing_breaks_and_absent_classes(tmp_path: Path) -> None:
+def test_unbroken_images_and_absent_classes(tmp_path: Path) -> None:
     x = torch.rand(20, 1, 2, 2, generator=torch.Generator().manual_seed(0))
     always = Linear(torch.zeros(3, 4), torch.tensor([1.0, 0.0, 0.0]))
     subject = planted(tmp_path, always, x, torch.arange(20) % 2, ["a", "b", "c"])
@@ -169,12 +169,12 @@ def test_what_nothing_breaks_and_absent_classes(tmp_path: Path) -> None:
         assert (second.unbroken, second.quartiles, second.curve[0], second.mean) == (0, [0, 0, 0], 0, 0)
         assert (third.n, third.mean, third.curve) == (0, None, None)
         assert first.mean == found.radii[-1]
-        assert "10 of 20 images were broken at no radius." in found.sentences()
+        assert found.frame["radius"].isna().sum() == 10
         assert found.figures()
-        assert found.tables()[0].rows[-1][:2] == ["c", "–"]
+        assert found.tables()[1].rows[-1][:3] == ["c", "2", "–"]
 
 
-def test_a_thousand_classes(tmp_path: Path) -> None:
+def test_thousand_classes(tmp_path: Path) -> None:
     found = margins(thousand(tmp_path), attack="fgsm", radii=(0.1, 0.2))
     assert len(found.examples) == 1000
     curves, medians = found.figures()
@@ -183,9 +183,9 @@ def test_a_thousand_classes(tmp_path: Path) -> None:
 
 
 def test_bad_input(trained: Path, make_run) -> None:
-    with pytest.raises(InputError, match="one class"):
+    with pytest.raises(InputError, match="1 class; at least 2"):
         margins(make_run("one", [[5]]))
-    with pytest.raises(InputError, match="by itself"):
+    with pytest.raises(InputError, match="searches for the nearest image itself"):
         margins(trained, attack="fab", radii=(0.1,))
     with pytest.raises(InputError, match="at most 1"):
         margins(trained, radii=(0.1, 2.0))

@@ -1,4 +1,4 @@
-"""Looking at a model: its head is found wherever it is, features are what it is given, attacks keep to the ball."""
+"""Model outputs: the last layer, its features, and attacks within the ball."""
 
 # N examples, K classes
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classwise.analysis.model_outputs import attack_of, linear_head, look, look_attacked
-from classwise.analysis.run import Subject
+from classwise.analysis.model_outputs import attack_of, attacked_outputs, linear_head, natural_outputs
+from classwise.analysis.run import Run
 from classwise.core.errors import InputError
 from classwise.models import MODELS
 from classwise.models.heads import head_of
@@ -21,7 +21,7 @@ from classwise.models.normalize import normalized
 
 @pytest.mark.parametrize("name", ["digits-cnn", "resnet18", "wide-resnet"])
 @pytest.mark.parametrize("head", ["linear", "hypersphere"])
-def test_the_head_is_found(name: str, head: str) -> None:
+def test_head_is_found(name: str, head: str) -> None:
     settings = {"depth": 10, "width": 1} if name == "wide-resnet" else {}
     side = 8 if name == "digits-cnn" else 32
     model = MODELS[name](num_classes=7, in_channels=3, head=head, **settings).eval()
@@ -44,13 +44,13 @@ class Headless(nn.Module):
         return self.last(x * self.gate(x.mean((1, 2, 3))[:, None])[..., None, None]).mean((2, 3))
 
 
-def test_no_head_is_no_head() -> None:
+def test_model_without_linear_head() -> None:
     assert head_of(Headless(), torch.rand(1, 1, 8, 8)) is None
 
 
-def test_features_and_weights_give_the_logits(trained: Path) -> None:
-    subject = Subject.open(trained)
-    seen = look(subject, per_class=4)
+def test_features_times_weights_are_the_logits(trained: Path) -> None:
+    subject = Run.open(trained)
+    seen = natural_outputs(subject, per_class=4)
     _, head = linear_head(subject)
     assert seen.features is not None
     again = seen.features @ head.weight.detach().numpy().T + head.bias.detach().numpy()
@@ -60,19 +60,19 @@ def test_features_and_weights_give_the_logits(trained: Path) -> None:
     assert np.array_equal(seen.predicted, subject.verdicts.natural[np.isin(subject.verdicts.index, seen.index)])
 
 
-def test_attacked_images_lie_in_the_ball_and_do_not_hang_on_the_company(trained: Path) -> None:
-    subject = Subject.open(trained)
-    clean, few, more = look(subject, per_class=5), *(look_attacked(subject, per_class=n) for n in (2, 5))
+def test_attacked_images_are_in_the_ball_and_independent_of_the_batch(trained: Path) -> None:
+    subject = Run.open(trained)
+    clean, few, more = natural_outputs(subject, per_class=5), *(attacked_outputs(subject, per_class=n) for n in (2, 5))
     assert float((more.x - clean.x).abs().max()) <= 0.1 + 1e-6
     assert np.mean(more.predicted == more.label) < np.mean(clean.predicted == clean.label)
     assert torch.allclose(more.x[np.isin(more.index, few.index)], few.x, atol=1e-6)
 
 
-def test_what_cannot_be_looked_at(trained: Path) -> None:
-    subject = Subject.open(trained)
+def test_bad_input_of_model_outputs(trained: Path) -> None:
+    subject = Run.open(trained)
     with pytest.raises(InputError, match="at least 1"):
-        look(subject, per_class=0)
+        natural_outputs(subject, per_class=0)
     with pytest.raises(InputError, match="searches a ball"):
         attack_of(subject, "corruptions:severity=1")
     with pytest.raises(InputError, match="no last linear layer"):
-        linear_head(Subject(trained, loaded=Headless()))
+        linear_head(Run(trained, loaded=Headless()))

@@ -1,4 +1,4 @@
-"""Radars against the metrics they are drawn from, hand computation and scipy."""
+"""Radar charts against metrics, hand computation and scipy."""
 
 # K classes
 
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from classwise.analysis import Subject, radar
-from classwise.analysis.several import in_view, names_apart
+from classwise.analysis import Run, radar
+from classwise.analysis.plots import shown_classes
+from classwise.analysis.run import unique_names
 from classwise.core.errors import InputError
 from classwise.metrics import paired_changes
 from classwise.reporting import load_report
@@ -21,7 +22,7 @@ BASE = [[12, 8, 0], [2, 16, 2], [0, 4, 16]]
 BETTER = [[19, 1, 0], [3, 15, 2], [0, 5, 15]]
 
 
-def test_differences_are_paired_where_examples_are_shared(make_run) -> None:
+def test_differences_are_paired_on_shared_examples(make_run) -> None:
     runs = make_run("base", BASE), make_run("better", BETTER)
     found = radar(*runs, attack="pgd")
     assert found.paired
@@ -35,20 +36,20 @@ def test_differences_are_paired_where_examples_are_shared(make_run) -> None:
     # Class 0: its first 12 examples survive the one and its first 19 the other, so that seven are gained.
     assert (found.models[1].differences[0].gained, found.models[1].differences[0].lost) == (7, 0)
     assert found.models[1].differences[0].p_value == pytest.approx(3 * binomtest(7, 7).pvalue)
-    assert "1 classes are higher, 2 lower; beyond chance 1 higher, 0 lower" in found.sentences()[0]
-    assert "from 1 (-5.0 points) to 0 (+35.0)" in found.sentences()[0]
+    assert "1 classes higher, 2 lower (significant: 1 higher, 0 lower)" in found.finding
+    assert "from 1 -5.0 points, p = 1.000 to 0 +35.0 points, p = 0.047" in found.finding
 
 
-def test_other_examples_have_differences_but_no_tests(make_run) -> None:
+def test_different_examples_have_no_p_values(make_run) -> None:
     found = radar(make_run("base", BASE), make_run("fewer", [[5, 5, 0], [0, 9, 1], [0, 0, 10]]))
     assert not found.paired
     assert [part.points for part in found.models[1].differences] == [-10.0, 10.0, 20.0]
     assert {part.p_value for part in found.models[1].differences} == {None}
-    assert "beyond chance" not in found.sentences()[0]
-    assert "not all measured on the same examples" in found.tables()[0].about
+    assert "significant" not in found.finding
+    assert found.frame["p_value"].isna().all()
 
 
-def test_the_figure_is_closed_and_in_the_order_of_the_data(make_run) -> None:
+def test_figure_is_closed_and_in_label_order(make_run) -> None:
     names = ["cat", "<b>dog</b>", "cat"]
     found = radar(make_run("base", BASE, classes=names), make_run("better", BETTER, classes=names))
     drawn = found.figures()[0].plot
@@ -69,13 +70,13 @@ def test_the_figure_is_closed_and_in_the_order_of_the_data(make_run) -> None:
     assert differences.data[0].colour.lower() == axes.lines[1].get_color()
 
 
-def test_natural_and_the_strongest(make_run) -> None:
+def test_natural_and_worst_case_results(make_run) -> None:
     runs = make_run("a", BASE, natural=BETTER), make_run("b", BETTER, natural=BASE)
     assert [part.points for part in radar(*runs, attack="natural").models[1].differences] == [-35.0, 5.0, 5.0]
     assert radar(*runs).attack == "worst-case"
 
 
-def test_of_many_classes_the_weakest(make_run) -> None:
+def test_figure_shows_the_weakest_of_many_classes(make_run) -> None:
     random = np.random.default_rng(1)
     one, other = (random.integers(0, 11, 100) for _ in range(2))
     names = [f"class {label}" for label in range(100)]
@@ -91,29 +92,29 @@ def test_of_many_classes_the_weakest(make_run) -> None:
     drawn = found.figures()[0]
     assert drawn.plot.names == [names[label] for label in found.shown]
     assert "20 weakest classes" in drawn.title
-    assert found.sentences()[-1] == "Table and figures show the 20 weakest classes of one, of 100."
+    assert found.tables()[0].foot == "20 of 200 rows; the parquet file has all."
     assert len(found.tables()[0].rows) == 20
-    assert len(found.rows()) == 200
+    assert len(found.frame) == 200
 
 
-def test_which_classes_are_in_view() -> None:
-    assert in_view([None, *range(39)]) == list(range(40))
-    assert in_view([None, *range(40, 0, -1)]) == list(range(21, 41))
-    assert in_view([5.0] * 1000) == list(range(20))
-    assert in_view([None] * 30 + [1.0] * 15) == [0, 1, 2, 3, 4, *range(30, 45)]
+def test_shown_classes() -> None:
+    assert shown_classes([None, *range(39)]) == list(range(40))
+    assert shown_classes([None, *range(40, 0, -1)]) == list(range(21, 41))
+    assert shown_classes([5.0] * 1000) == list(range(20))
+    assert shown_classes([None] * 30 + [1.0] * 15) == [0, 1, 2, 3, 4, *range(30, 45)]
 
 
-def test_absent_classes_stay_open(make_run) -> None:
+def test_absent_classes_leave_gaps(make_run) -> None:
     missing = np.array(BETTER)
     missing[1] = 0
     found = radar(make_run("base", BASE), make_run("missing", missing.tolist()))
     assert found.models[1].differences[1].points is None
-    assert list(found.figures()[0].plot.data[1].y) == [95.0, None, 75.0]
-    assert found.tables()[0].rows[1] == ["1", "80.0", "–", "–"]
-    json.dumps(found.model_dump(mode="json", by_alias=True), allow_nan=False)
+    assert list(found.figures()[0].plot.data[1].r) == [95.0, None, 75.0, 95.0]
+    assert found.frame.query("label == 1")["difference_points"].isna().all()
+    json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_two_classes_and_one_are_bars(make_run) -> None:
+def test_one_or_two_classes_are_bars(make_run) -> None:
     two = radar(make_run("a", [[5, 5], [2, 8]]), make_run("b", [[7, 3], [2, 8]]))
     assert isinstance(two.figures()[0].plot, Bars)
     one = radar(make_run("c", [[5]]), make_run("d", [[5]]))
@@ -134,11 +135,11 @@ def test_bad_input(make_run) -> None:
     assert [one.model for one in radar(*[run] * 6).models] == ["run", *(f"run ({number})" for number in range(2, 7))]
 
 
-def test_runs_are_named_apart(make_run) -> None:
+def test_unique_names_of_runs(make_run) -> None:
     first, second = make_run("first", BASE), make_run("second", BETTER)
-    assert names_apart([Subject.open(first), Subject.open(second)]) == ["first", "second"]
+    assert unique_names([Run.open(first), Run.open(second)]) == ["first", "second"]
     for run in (first, second):
         report = json.loads((run / "report.json").read_text())
         (run / "report.json").write_text(json.dumps(report | {"model": {"name": "resnet18"}}))
-    assert names_apart([Subject.open(first)]) == ["resnet18"]
-    assert names_apart([Subject.open(run) for run in (first, second, first)]) == ["first", "second", "first (2)"]
+    assert unique_names([Run.open(first)]) == ["resnet18"]
+    assert unique_names([Run.open(run) for run in (first, second, first)]) == ["first", "second", "first (2)"]

@@ -1,4 +1,4 @@
-"""Intervals against exact fractions and the figure's own borders."""
+"""Intervals of accuracy against exact fractions."""
 
 # K classes
 
@@ -36,9 +36,8 @@ def test_by_hand(make_run) -> None:
     assert found.intervals == NAMES
     assert NAMES[0] == "[0, 10]"
     assert NAMES[-1] == "(90, 100]"
-    assert (
-        "worst-case, 7 classes lie in 4 of the 10 intervals, from [0, 10] to (90, 100]%, 1 of them at 0"
-        in (found.sentences()[0])
+    assert "under worst-case, 7 classes lie in 4 of the 10 intervals, from [0, 10] to (90, 100]%, 1 of them at 0" in (
+        found.finding
     )
 
 
@@ -58,14 +57,14 @@ def test_against_fractions(pairs: list[tuple[int, int]]) -> None:
     assert 0 <= found.sure <= found.present
 
 
-def test_which_classes_are_sure() -> None:
+def test_sure_classes() -> None:
     few, many = Estimate(**estimate(11, 20)), Estimate(**estimate(11_000, 20_000))
     assert spread_of([few, many]).sure == 1
     at_a_border = Estimate(**estimate(10_000, 20_000))
     assert spread_of([at_a_border]).sure == 0
 
 
-def test_several_runs_also_of_different_data(make_run) -> None:
+def test_several_runs_with_different_data(make_run) -> None:
     runs = [make_run("one", diagonal([5, 10, 15])), make_run("two", diagonal([3, 4, 5, 6, 7]))]
     found = intervals(*runs, runs[0])
     assert [row.model for row in found.models] == ["one", "two", "one (2)"]
@@ -73,12 +72,12 @@ def test_several_runs_also_of_different_data(make_run) -> None:
     first, second = found.figures()
     assert [list(drawn.y) for drawn in first.plot.data] == [row.adversarial.counts for row in found.models]
     assert [list(drawn.y) for drawn in second.plot.data] == [row.natural.counts for row in found.models]
-    shares = [row["share"] for row in found.rows() if (row["model"], row["attack"]) == ("two", "worst-case")]
+    shares = found.frame.query("model == 'two' and attack == 'worst-case'")["share_of_classes_percent"]
     assert sum(shares) == pytest.approx(100)
     assert len(intervals(runs[0]).figures()) == 1
 
 
-def test_absent_classes_and_a_thousand(make_run) -> None:
+def test_absent_classes_and_thousand_classes(make_run) -> None:
     counts = np.array(diagonal([5, 10, 15]))
     counts[1] = 0
     assert intervals(make_run("absent", counts.tolist())).models[0].adversarial.present == 2

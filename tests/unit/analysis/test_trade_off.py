@@ -1,4 +1,4 @@
-"""Average against worst class: the front by hand, and a sweep that turns the right class."""
+"""Trade-off: the Pareto front by hand, and sweeps of one class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GREEDY = [[10, 0], [5, 5]]
 WORSE = [[7, 3], [5, 5]]
 
 
-def test_the_front_by_hand(make_run) -> None:
+def test_pareto_front_by_hand(make_run) -> None:
     runs = [make_run(name, counts) for name, counts in (("even", EVEN), ("greedy", GREEDY), ("worse", WORSE))]
     found = trade_off(*runs)
     assert [(one.name, one.average.value, one.worst.value, one.front) for one in found.settings] == [
@@ -25,7 +25,7 @@ def test_the_front_by_hand(make_run) -> None:
         ("greedy", 75.0, 50.0, True),
         ("worse", 60.0, 50.0, False),
     ]
-    assert found.sentences()[-1] == "On the Pareto front: even, greedy."
+    assert found.finding.startswith("even has the highest worst class under worst-case: 70.0% [")
     assert len(found.figures()) == 1
 
 
@@ -37,7 +37,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_sweep_turns_one_class(swept: Path) -> None:
+def test_weight_sweep_changes_one_class(swept: Path) -> None:
     found = trade_off(swept, label=3, values=(0.0, 1.0, 8.0))
     assert [one.value for one in found.settings] == [1.0, 0.0, 1.0, 8.0]
     assert found.turned == "weight of class 3"
@@ -49,29 +49,29 @@ def test_a_sweep_turns_one_class(swept: Path) -> None:
     assert line["controls"]["weight_adv"][3] == pytest.approx(8 / 1.7)
     assert line["controls"]["weight_adv"][0] == pytest.approx(1 / 1.7)
     assert len(found.figures()) == 2
-    assert len(found.rows()) == 40
+    assert len(found.frames["classes"]) == 40
 
 
-def test_beta_is_swept_too(swept: Path) -> None:
+def test_beta_sweep(swept: Path) -> None:
     found = trade_off(swept, turn="beta", label=8, values=(6.0,))
     assert found.settings[0].value == 6.0
     assert found.settings[1].by_class == found.settings[0].by_class  # TRADES' own beta
 
 
 def test_bad_input(swept: Path, make_run, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no class"):
+    with pytest.raises(InputError, match="is not a class"):
         trade_off(swept, label="cat")
-    with pytest.raises(InputError, match="is no class"):
+    with pytest.raises(InputError, match="is not a class"):
         trade_off(swept, label=10)
     with pytest.raises(InputError, match="at least one"):
         trade_off(swept, values=())
     with pytest.raises(InputError, match="not the directory of a training"):
         trade_off(make_run("run", EVEN))
-    with pytest.raises(InputError, match="needs a run"):
+    with pytest.raises(InputError, match="needs one run"):
         trade_off()
     cw.train("digits/wat", out=tmp_path / "wat", epochs=1, attack={"steps": 1})
     cw.evaluate(str(tmp_path / "wat"), "digits", attacks=["pgd:steps=1"], eps=0.1, per_class=2, out=tmp_path / "wat")
-    with pytest.raises(InputError, match="must be uniform"):
+    with pytest.raises(InputError, match="needs a run with the uniform policy"):
         trade_off(tmp_path / "wat")
 
 
@@ -87,18 +87,18 @@ def test_bad_input(swept: Path, make_run, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_damaged_recipe_is_one_line(make_run, damage: dict[str, object], said: str) -> None:
+def test_damaged_recipe_is_reported_in_one_line(make_run, damage: dict[str, object], said: str) -> None:
     run = make_run("run", EVEN)
     asked = {**load_recipe("digits/trades").model_dump(mode="json"), **damage}
     (run / "run.json").write_text(json.dumps({"training": {"asked": asked}}))
     with pytest.raises(InputError) as caught:
         trade_off(run)
-    assert str(caught.value).startswith(f"{run / 'run.json'} holds no recipe that can be read: {said}")
+    assert str(caught.value).startswith(f"the recipe in {run / 'run.json'} cannot be read: {said}")
     assert "\n" not in str(caught.value)
 
 
-def test_a_recipe_that_is_none(make_run) -> None:
+def test_recipe_of_the_wrong_type(make_run) -> None:
     run = make_run("run", EVEN)
     (run / "run.json").write_text('{"training": {"asked": "digits/trades"}}')
-    with pytest.raises(InputError, match=r"run\.json holds no recipe that can be read: 'asked': input should be"):
+    with pytest.raises(InputError, match=r"run\.json cannot be read: 'asked': input should be"):
         trade_off(run)

@@ -1,4 +1,4 @@
-"""Agreement between runs against scipy, hand computation and a population whose order of classes is known."""
+"""Agreement between runs against scipy, hand computation and a known population."""
 
 # N examples, K classes, R runs
 
@@ -82,7 +82,7 @@ def spearman(one: str, other: str) -> float:
     return float(spearmanr(CORRECT[one], CORRECT[other]).statistic)
 
 
-def test_agreement_is_scipys_coefficient_averaged_over_pairs_of_other_seeds(make: Make) -> None:
+def test_agreement_is_the_mean_coefficient_over_pairs_with_different_seeds(make: Make) -> None:
     found = universality(*(make(name, correct) for name, correct in CORRECT.items()))
     names = list(CORRECT)
     assert found.runs == names
@@ -113,34 +113,34 @@ def test_agreement_is_scipys_coefficient_averaged_over_pairs_of_other_seeds(make
     means = 100 * np.mean([CORRECT[run] for run in base.runs], 0) / N
     assert base.by_class == pytest.approx(means.tolist(), abs=1e-4)
     assert (base.weakest, sgd.weakest) == (5, 0)
-    assert found.sentences()[0] == "Under worst-case, 5 is the weakest class in 2 of 3 settings, 0 in 1."
+    assert found.finding.startswith("Under worst-case, 5 is the weakest class in 2 of 3 settings; seeds agree")
     for part in [both.agreement, base.within, changes["model"].lost]:
         assert part.low <= part.high
-    assert len(found.rows()) == len(names) * (len(names) - 1) / 2
+    assert len(found.frame) == len(names) * (len(names) - 1) / 2
 
 
-def test_one_seed_is_paired_with_itself_where_there_is_no_other(make: Make) -> None:
+def test_equal_seeds_are_paired_without_others(make: Make) -> None:
     found = universality(make("base-0", CORRECT["base-0"]), make("sgd-0", CORRECT["sgd-0"]))
     assert found.pairs[0].agreement.value == pytest.approx(spearman("base-0", "sgd-0"), abs=1e-4)
     assert found.changes[0].ceiling is None
-    assert len(found.sentences()) == 2  # of seeds nothing is known
-    json.dumps(found.model_dump(mode="json", by_alias=True), allow_nan=False)
+    assert "seeds agree" not in found.finding
+    json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_keys_inside_a_table_are_told_where_its_name_stays(make: Make) -> None:
+def test_changed_keys_within_tables(make: Make) -> None:
     found = universality(make("base-0", CORRECT["base-0"]), make("slow-1", CORRECT["base-1"]))
     assert found.settings[1].changed == ["optimizer.lr"]
     assert found.changes[0].what == "optimizer.lr"
 
 
-def test_runs_from_elsewhere_are_settings_of_their_own(make: Make) -> None:
+def test_runs_without_recipe_are_separate_settings(make: Make) -> None:
     found = universality(make("one", CORRECT["base-0"]), make("two", CORRECT["base-0"]), make("base-0", [3] * 5 + [1]))
     assert [one.name for one in found.settings] == ["one", "two", "base"]
     assert found.settings[1].changed == ["something unknown"]
     assert found.pairs[0].agreement.value == 1.0
 
 
-def test_the_same_orders_agree_wholly_and_mirrored_ones_not_at_all(make: Make) -> None:
+def test_identical_and_reversed_orders(make: Make) -> None:
     correct = [0, 4, 8, 12, 16, 20]
     runs = [make(f"base-{seed}", correct) for seed in range(3)] + [make("lenet-3", correct[::-1])]
     found = universality(*runs)
@@ -149,7 +149,7 @@ def test_the_same_orders_agree_wholly_and_mirrored_ones_not_at_all(make: Make) -
     assert found.pairs[0].agreement.low == -1.0
 
 
-def test_classes_that_are_all_alike_have_no_order(make: Make) -> None:
+def test_equal_classes_have_no_order(make: Make) -> None:
     runs = [make("base-0", [7] * 5), make("base-1", CORRECT["base-1"][:5]), make("lenet-0", CORRECT["lenet-0"][:5])]
     found = universality(*runs)
     assert found.settings[0].within.value is None
@@ -157,12 +157,12 @@ def test_classes_that_are_all_alike_have_no_order(make: Make) -> None:
     assert found.pairs[0].agreement.value == pytest.approx(
         float(spearmanr(CORRECT["base-1"][:5], CORRECT["lenet-0"][:5]).statistic), abs=1e-4
     )
-    assert "–" in found.tables()[0].rows[0]
-    assert found.figures()[0].plot.z[0][0] is None
-    json.dumps(found.model_dump(mode="json", by_alias=True), allow_nan=False)
+    assert "–" in found.tables()[1].rows[0]
+    assert found.figures()[0].plot.data[0].z[0][0] is None
+    json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_intervals_hold_the_coefficient_of_the_population(make: Make) -> None:
+def test_intervals_cover_the_population_coefficient(make: Make) -> None:
     """Classes whose examples have normal difficulties, the same for both runs: what survives of each is known."""
     random, held, trials = np.random.default_rng(0), 0, 25
     for trial in range(trials):
@@ -178,7 +178,7 @@ def test_intervals_hold_the_coefficient_of_the_population(make: Make) -> None:
     assert 0.85 <= held / trials <= 1.0
 
 
-def test_the_seed_decides_the_intervals_and_nothing_else(make: Make) -> None:
+def test_seed_changes_only_the_intervals(make: Make) -> None:
     runs = [make(name, CORRECT[name]) for name in ("base-0", "base-1", "lenet-0")]
     one, same, other = (universality(*runs, seed=seed) for seed in (0, 0, 1))
     assert one == same
@@ -186,7 +186,7 @@ def test_the_seed_decides_the_intervals_and_nothing_else(make: Make) -> None:
     assert one.coefficients == other.coefficients
 
 
-def test_any_names_are_text(make: Make) -> None:
+def test_names_are_escaped(make: Make) -> None:
     names = ["<script>alert(1)</script>", "cat\u202egod", "x" * 300, "a\nb", "{{7*7}}"]
     runs = [make("base-0", CORRECT["base-0"][:5], classes=names), make("lenet-0", [1, 2, 3, 4, 5], classes=names)]
     page = answers_page("universality", "about", {"universality": universality(*runs)})
@@ -194,7 +194,7 @@ def test_any_names_are_text(make: Make) -> None:
     assert "{{7*7}}" in page
 
 
-def test_of_many_classes_the_weakest_are_shown(make: Make) -> None:
+def test_weakest_of_many_classes_are_shown(make: Make) -> None:
     random = np.random.default_rng(1)
     found = universality(*(make(f"base-{seed}", random.integers(0, N, 300)) for seed in range(2)))
     assert len(found.figures()[1].plot.columns) == 20
@@ -211,9 +211,9 @@ def test_bad_input(make: Make) -> None:
         universality(run, make("base-1", CORRECT["base-1"], n=30))
     broken = make("lenet-9", CORRECT["lenet-0"])
     (broken / "run.json").write_text('{"training": {"asked": {"epochs": "many"}}}', encoding="utf-8")
-    with pytest.raises(InputError, match=r"lenet-9/run\.json holds no recipe that can be read: ") as caught:
+    with pytest.raises(InputError, match=r"lenet-9/run\.json cannot be read: ") as caught:
         universality(run, broken)
     assert "\n" not in str(caught.value)
     few = [make(f"lenet-{seed}", [1, 2, 3]) for seed in range(2)]
-    with pytest.raises(InputError, match="an order of 3 classes says nothing: expected 4 or more"):
+    with pytest.raises(InputError, match="examples of 3 classes; an order needs at least 4"):
         universality(*few)

@@ -1,4 +1,4 @@
-"""Weight norms against numpy and scipy, on heads of every kind."""
+"""Weight norms against numpy and scipy, for all kinds of heads."""
 
 # K classes
 
@@ -13,7 +13,7 @@ from planted import Headless, Linear, planted, thousand
 from scipy.stats import pearsonr, spearmanr
 from torch import nn
 
-from classwise.analysis import Subject, weight_norms
+from classwise.analysis import Run, weight_norms
 from classwise.core.errors import InputError
 from classwise.models import MODELS
 from classwise.models.normalize import normalized
@@ -21,7 +21,7 @@ from classwise.models.normalize import normalized
 NAMES = ["ant", "bee", "cow", "dog", "eel"]
 
 
-def lengths_run(folder: Path, absent: int | None = None) -> Subject:
+def lengths_run(folder: Path, absent: int | None = None) -> Run:
     """Five classes whose weights have the lengths 1 to 5, and less and less room."""
     weight = torch.zeros(5, 16)
     for label, long in enumerate((1.0, 2.0, 3.0, 4.0, 5.0)):
@@ -35,7 +35,7 @@ def lengths_run(folder: Path, absent: int | None = None) -> Subject:
     return planted(folder, model, x[kept], y[kept], NAMES, attacks=["pgd:steps=5"], eps=0.05)
 
 
-def test_of_weights_that_are_known(tmp_path: Path) -> None:
+def test_known_weights(tmp_path: Path) -> None:
     subject = lengths_run(tmp_path)
     (found,) = weight_norms(subject).models
     assert (found.layer, found.features, found.normalised) == ("layer", 16, False)
@@ -54,11 +54,11 @@ def test_of_weights_that_are_known(tmp_path: Path) -> None:
     assert found.robust.spearman.value == pytest.approx(spearmanr([1, 2, 3, 4, 5], robust).statistic, abs=1e-4)
 
 
-def test_of_a_trained_model_and_another_beside_it(trained: Path) -> None:
+def test_trained_models(trained: Path) -> None:
     found = weight_norms(trained, trained, attack="pgd")
     assert [one.model for one in found.models] == ["trained", "trained (2)"]
     assert found.models[0].by_class == found.models[1].by_class
-    subject = Subject.open(trained)
+    subject = Run.open(trained)
     head = [module for module in subject.model.modules() if isinstance(module, nn.Linear)][-1]
     norms = np.linalg.norm(head.weight.detach().double().numpy(), axis=1)
     assert [part.norm for part in found.models[0].by_class] == pytest.approx(norms)
@@ -68,23 +68,23 @@ def test_of_a_trained_model_and_another_beside_it(trained: Path) -> None:
         assert relation.pearson.value == pytest.approx(pearsonr(norms, accuracies).statistic, abs=1e-4)
         assert relation.spearman.value == pytest.approx(spearmanr(norms, accuracies).statistic, abs=1e-4)
     assert len(found.figures()) == 4
-    assert len(found.rows()) == 20
+    assert len(found.frame) == 20
 
 
 @pytest.mark.parametrize("head", ["linear", "hypersphere"])
 def test_wrapped_models_and_hypersphere_heads(trained: Path, head: str) -> None:
     inner = MODELS["digits-cnn"](num_classes=10, in_channels=1, head=head)
     wrapped = nn.Sequential(normalized(inner, (0.5,), (0.2,)))
-    (found,) = weight_norms(Subject(trained, loaded=wrapped)).models
+    (found,) = weight_norms(Run(trained, loaded=wrapped)).models
     last = [module for module in inner.modules() if isinstance(module, nn.Linear)][-1]
     assert [part.norm for part in found.by_class] == pytest.approx(last.weight.detach().norm(dim=1).tolist())
     assert found.normalised == (head == "hypersphere")
-    assert any("cannot cause" in text for text in weight_norms(Subject(trained, loaded=wrapped)).sentences()) == (
+    assert ("although the layer divides" in weight_norms(Run(trained, loaded=wrapped)).finding) == (
         head == "hypersphere"
     )
 
 
-def test_an_absent_class_and_equal_ones(tmp_path: Path) -> None:
+def test_absent_class_and_equal_norms(tmp_path: Path) -> None:
     subject = lengths_run(tmp_path / "absent", absent=3)
     found = weight_norms(subject)
     part = found.models[0].by_class[3]
@@ -92,14 +92,14 @@ def test_an_absent_class_and_equal_ones(tmp_path: Path) -> None:
     assert found.models[0].robust.pearson.n == 4
     assert found.figures()
     flat = Linear(torch.zeros(5, 16), torch.tensor([1.0, 0, 0, 0, 0]))
-    found = weight_norms(Subject(subject.path, loaded=flat))
+    found = weight_norms(Run(subject.path, loaded=flat))
     assert found.models[0].robust.pearson.value is None
     assert [part.norm_scaled for part in found.models[0].by_class] == [None] * 5
-    assert "cannot be related" in found.sentences()[0]
+    assert "cannot be correlated" in found.finding
     assert found.figures()
 
 
-def test_a_thousand_classes(tmp_path: Path) -> None:
+def test_thousand_classes(tmp_path: Path) -> None:
     found = weight_norms(thousand(tmp_path))
     assert len(found.models[0].by_class) == 1000
     assert len(found.figures()) == 3
@@ -107,12 +107,12 @@ def test_a_thousand_classes(tmp_path: Path) -> None:
 
 def test_bad_input(trained: Path, tmp_path: Path, make_run) -> None:
     with pytest.raises(InputError, match="no last linear layer"):
-        weight_norms(Subject(trained, loaded=Headless(10)))
+        weight_norms(Run(trained, loaded=Headless(10)))
     with pytest.raises(InputError, match="1 to 2"):
         weight_norms(trained, trained, trained)
     with pytest.raises(InputError, match="other classes"):
         weight_norms(trained, lengths_run(tmp_path / "five"))
-    with pytest.raises(InputError, match="one class"):
+    with pytest.raises(InputError, match="1 class; at least 2"):
         weight_norms(make_run("one", [[5]]))
     with pytest.raises(InputError, match="unknown result"):
         weight_norms(trained, attack="square")

@@ -151,10 +151,11 @@ def test_analyze_and_study(tmp_path: Path) -> None:
     run = tmp_path / "study" / "runs" / "one"
     code, out, _ = invoke("analyze", "confusion", run, "--out", tmp_path / "out", "-o", "attack=pgd")
     assert code == 0
-    assert "Under pgd: the most confused pair is" in out
+    assert "Most confused classes under pgd:" in out
     assert {file.name for file in (tmp_path / "out").iterdir()} == {
         "confusion.json",
         "confusion.parquet",
+        "confusion.tex",
         "confusion.html",
     }
     code, out, _ = invoke("analyze", "confusion", run, "--json")

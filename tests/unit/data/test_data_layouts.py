@@ -27,7 +27,7 @@ from layout_files import (
 )
 from PIL import Image
 
-from classwise.analysis.image_folders import kept
+from classwise.analysis.image_folders import write_image_folder
 from classwise.core.errors import InputError
 from classwise.data import DATASETS, load_data
 from classwise.data.decode import cropped
@@ -551,7 +551,7 @@ def test_data_sets_written_by_analyses_are_class_folders(tmp_path):
     x = torch.arange(4 * 3 * 8 * 8).reshape(4, 3, 8, 8).remainder(256) / 255
     labels = np.array([2, 0, 2, 1])
     how = {"kind": "test"}
-    spec = kept(tmp_path / "made", how, {"train": [(x, labels)], "test": [(x[:2], labels[:2])]}, total=6)
+    spec = write_image_folder(tmp_path / "made", how, {"train": [(x, labels)], "test": [(x[:2], labels[:2])]}, total=6)
     train, test = load_data(spec, split="train"), load_data(spec)
     assert train.labels.tolist() == [0, 1, 2, 2]
     assert np.array_equal(train.images, (x * 255).round().to(torch.uint8).numpy()[[1, 3, 0, 2]])

@@ -1,4 +1,4 @@
-"""Studies: read, conducted, taken up again, and refused before anything starts."""
+"""Studies: loading, running, resuming, and input errors before anything starts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from classwise.analysis import QUESTIONS
+from classwise.analysis import ANALYSES
 from classwise.config.recipes import load_recipe
 from classwise.core.errors import InputError
 from classwise.studies import load_study, study_names
 from classwise.studies.conduct import conduct
 
 SMALL = """
-about = "Two runs <b>and</b> a question each."
+about = "Two runs <b>and</b> an analysis each."
 [runs.one]
 recipe = "digits/standard"
 overrides = { epochs = 1 }
@@ -33,28 +33,28 @@ runs = ["one", "other"]
 
 
 @pytest.mark.parametrize("name", study_names())
-def test_every_study_asks_what_there_is_of_recipes_there_are(name: str) -> None:
+def test_built_in_studies_are_valid(name: str) -> None:
     study = load_study(name)
-    for asked in study.analyses:
-        least, most = QUESTIONS[asked.kind].takes
-        assert least <= len(asked.runs) <= (most or len(asked.runs))
+    for request in study.analyses:
+        analysis = ANALYSES[request.kind]
+        assert analysis.least <= len(request.runs) <= (analysis.most or len(request.runs))
     for run in study.trainings.values():
         load_recipe(run.recipe, run.overrides)
 
 
-def test_the_study_of_analyses_asks_everything() -> None:
-    assert {asked.kind for asked in load_study("analyses-digits").analyses} == set(QUESTIONS)
+def test_analyses_digits_runs_every_analysis() -> None:
+    assert {request.kind for request in load_study("analyses-digits").analyses} == set(ANALYSES)
 
 
-def test_a_study_is_conducted_and_taken_up_again(tmp_path: Path) -> None:
+def test_running_and_resuming_a_study(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(SMALL)
     found = conduct(load_study(file), tmp_path / "out", name="small")
-    assert list(found.answers) == ["confusion, one", "trade-off, one, other"]
+    assert list(found.results) == ["confusion, one", "trade-off, one, other"]
     page = found.page.read_text()
-    assert "Two runs &lt;b&gt;and&lt;/b&gt; a question each." in page
-    for answer in found.answers.values():
-        assert answer.sentences()[0][:30] in page
+    assert "Two runs &lt;b&gt;and&lt;/b&gt; an analysis each." in page
+    for result in found.results.values():
+        assert result.finding[:30] in page
     written = json.loads((tmp_path / "out" / "analyses" / "confusion-one.json").read_text())
     assert written["model"] == "one"
     assert [(tmp_path / "out" / "runs" / run / "margins.parquet").exists() for run in ("one", "other")] == [True, False]
@@ -62,7 +62,7 @@ def test_a_study_is_conducted_and_taken_up_again(tmp_path: Path) -> None:
     before = weights.stat().st_mtime_ns
     with pytest.raises(InputError, match="--resume"):
         conduct(load_study(file), tmp_path / "out", name="small")
-    assert conduct(load_study(file), tmp_path / "out", name="small", resume=True).answers == found.answers
+    assert conduct(load_study(file), tmp_path / "out", name="small", resume=True).results == found.results
     assert weights.stat().st_mtime_ns == before
 
 
@@ -73,10 +73,10 @@ def test_a_study_is_conducted_and_taken_up_again(tmp_path: Path) -> None:
         (('runs = ["one"]', 'runs = ["two"]'), "unknown run"),
         (('"digits/standard"', '"digits/standrad"'), "digits/standard"),
         (('about = "Two', 'abuot = "Two'), "about"),
-        (('about = "', "about = "), "no TOML"),
+        (('about = "', "about = "), "not valid TOML"),
     ],
 )
-def test_bad_studies_start_nothing(change: tuple[str, str], line: str, tmp_path: Path) -> None:
+def test_invalid_studies_start_nothing(change: tuple[str, str], line: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text(SMALL.replace(*change, 1))
     with pytest.raises(InputError, match=line):
@@ -105,7 +105,7 @@ settings = { attack = "natural" }
 """
 
 
-def test_runs_have_much_in_common_and_seeds_of_their_own(tmp_path: Path) -> None:
+def test_common_settings_and_seeds(tmp_path: Path) -> None:
     file = tmp_path / "seeds.toml"
     file.write_text(SEEDS)
     study = load_study(file)
@@ -116,46 +116,46 @@ def test_runs_have_much_in_common_and_seeds_of_their_own(tmp_path: Path) -> None
     assert trainings["sgd-1"].evaluate.per_class == 5
     one = conduct(study, tmp_path / "one", name="seeds")
     two = conduct(study, tmp_path / "two", name="seeds", workers=2)
-    assert one.answers == two.answers
-    assert [setting["runs"] for setting in one.answers["universality, adam, sgd"].model_dump()["settings"]] == [
+    assert one.results == two.results
+    assert [setting.runs for setting in one.results["universality, adam, sgd"].settings] == [
         ["adam-0", "adam-3"],
         ["sgd-1"],
     ]
     written = sorted(path.name for path in (tmp_path / "one" / "analyses").glob("*.json"))
     attacks = [json.loads((tmp_path / "one" / "analyses" / name).read_text())["attack"] for name in written]
-    assert sorted(attacks) == ["natural", "worst-case"]  # the second answer did not take the place of the first
+    assert sorted(attacks) == ["natural", "worst-case"]  # the second result did not overwrite the first
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (('recipe = "digits/standard"', ""), "run 'adam' of the study names no recipe"),
+        (('recipe = "digits/standard"', ""), "run 'adam' of the study has no recipe"),
         (("seeds = [1]", 'seeds = ["one"]'), "runs.sgd.seeds"),
         (("seeds = [1]", "seeds = []"), "runs.sgd.seeds"),
         (("seeds = [0, 3]", "seed = 0"), "common.seed"),
     ],
 )
-def test_runs_without_recipe_or_seeds(change: tuple[str, str], line: str, tmp_path: Path) -> None:
+def test_invalid_recipes_and_seeds(change: tuple[str, str], line: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text(SEEDS.replace(*change, 1))
     with pytest.raises(InputError, match=line):
         load_study(file)
 
 
-def test_two_runs_of_one_name(tmp_path: Path) -> None:
+def test_duplicate_run_names(tmp_path: Path) -> None:
     file = tmp_path / "twice.toml"
     file.write_text(SEEDS.replace("seeds = [0, 3]", "").replace("[runs.adam]", "[runs.sgd-1]"))
     with pytest.raises(InputError, match="two runs are called 'sgd-1'"):
         load_study(file)
 
 
-def test_workers_are_some(tmp_path: Path) -> None:
+def test_workers_must_be_positive(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="workers = 0: expected at least 1"):
         conduct(load_study("analyses-digits"), tmp_path / "out", name="none", workers=0)
     assert not (tmp_path / "out").exists()
 
 
-def test_no_such_study(tmp_path: Path) -> None:
+def test_unknown_study(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'analyses-digits'"):
         load_study("analysis-digits")
     with pytest.raises(InputError, match="cannot be read"):

@@ -1,0 +1,34 @@
+"""Figure parts that several analyses share: which classes are shown, and series of estimates."""
+
+# K classes
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from classwise.reporting.estimates import Interval
+from classwise.reporting.figures import Series
+
+MOST_CLASSES = 40
+"""Classes up to which a figure shows all; of more it shows the ``WEAKEST`` weakest."""
+WEAKEST = 20
+
+
+def shown_classes(values: Sequence[float | None]) -> list[int]:
+    """Return the labels that a figure shows, in label order: all, or the weakest; absent classes rank last."""
+    if len(values) <= MOST_CLASSES:
+        return list(range(len(values)))
+    weakest = sorted(range(len(values)), key=lambda label: (values[label] is None, values[label] or 0.0))
+    return sorted(weakest[:WEAKEST])
+
+
+def shown_suffix(shown: Sequence[int], classes: Sequence[str], of: str = "") -> str:
+    """Return the end of a figure's title if it does not show all classes."""
+    return f", the {len(shown)} weakest classes{of}" if len(shown) < len(classes) else ""
+
+
+def interval_series(name: str, parts: Sequence[Interval], **look: Any) -> Series:
+    """Return a series of values with their intervals."""
+    low, high = [part.low for part in parts], [part.high for part in parts]
+    return Series(name=name, y=[part.value for part in parts], low=low, high=high, **look)
