@@ -29,8 +29,9 @@ import torch
 
 import classwise as cw
 from classwise.accelerate import folding, graphs, twin
-from classwise.attacks import CosinePGD, aimed, square
+from classwise.attacks import CosinePGD, gradient, square
 from classwise.config.recipes import load_recipe
+from classwise.core.model_calls import OptimizedCopy
 from classwise.data import load_data
 from classwise.models.load import load_model
 from classwise.training import compiled, views
@@ -77,10 +78,12 @@ EVALUATION = (
     Variant("first layer in float32, not in two halves", (changed(twin, "fits", never),)),
     Variant("no channels last", (changed(torch, "channels_last", torch.contiguous_format),)),
     Variant("no CUDA graphs", (changed(graphs, "LARGEST", 0), changed(twin, "LARGEST", 0))),
-    Variant("CUDA graphs of passes, not of whole steps", (changed(twin.Twin, "repeat_steps", None),)),
-    Variant("no targets side by side", (changed(aimed, "ROOM", {False: 1, True: 1}),)),
-    Variant("Square does not run ahead", (changed(square, "ROOM", {False: 0, True: 0}),)),
-    Variant("targets by their logits", (changed(CosinePGD, "order", aimed.GradientAttack.order),)),
+    Variant(
+        "CUDA graphs of passes, not of whole steps", (changed(twin.Twin, "repeat_steps", OptimizedCopy.repeat_steps),)
+    ),
+    Variant("no targets side by side", (changed(gradient, "CAPACITY", {False: 1, True: 1}),)),
+    Variant("Square does not run ahead", (changed(square, "CAPACITY", {False: 0, True: 0}),)),
+    Variant("targets by their logits", (changed(CosinePGD, "target_order", gradient.GradientAttack.target_order),)),
 )
 
 

@@ -25,7 +25,16 @@ from classwise.accelerate.graphs import LARGEST, Graphs, Loops
 from classwise.accelerate.halves import fits, halves, widened
 from classwise.accelerate.thinning import ThinConv
 from classwise.core.choices import EngineName
-from classwise.core.model_calls import State, Step, device_of, dtype_of, exact, frozen, logits_of, stepped
+from classwise.core.model_calls import (
+    OptimizedCopy,
+    State,
+    Step,
+    device_of,
+    dtype_of,
+    exact,
+    frozen,
+    logits_of,
+)
 
 CHECKED = {False: 16, True: 64}
 """Images on which a twin is compared with its model, by whether its body is in bfloat16."""
@@ -74,11 +83,9 @@ class Unlike(Exception):
     """A twin is no twin."""
 
 
-class Twin(nn.Module):
+class Twin(OptimizedCopy):
     """Images in float32 to logits in float32, by a body that no parameter list shows: it never trains."""
 
-    slack: float = 0.0
-    """By how much its margins were seen to differ from the model's: an image counts as broken beyond this only."""
     place: Tensor
 
     def __init__(self, model: nn.Module, way: str, device: torch.device, lowered: bool) -> None:
@@ -119,7 +126,7 @@ class Twin(nn.Module):
         """The state after so many steps of a search, which go through this model; as graphs where batches are small."""
         if self.place.is_cuda and len(state[0]) <= LARGEST:
             return self._loops(step, state, times, self._graphs.memory)
-        return stepped(step, state, times)
+        return super().repeat_steps(step, state, times)
 
     @torch.no_grad()
     def refresh(self, model: nn.Module) -> None:

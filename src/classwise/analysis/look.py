@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from classwise.accelerate import give_back, searcher
 from classwise.analysis.subject import Subject
-from classwise.attacks.base import BallAttack
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, frozen, logits_of
 from classwise.core.progress import SILENT, Progress
@@ -82,7 +81,7 @@ def look_attacked(
     index = chosen(subject, per_class)
     found = attack_of(subject, attack)
     some, _, _ = next(ordered(subject.images, index[:BATCH], BATCH, _device(subject)))
-    searched = searcher(subject.model, some) if isinstance(found, BallAttack) else subject.model
+    searched = searcher(subject.model, some) if found.uses_optimized_copy else subject.model
 
     def attacked(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         return found(searched, x, y, generator=ExampleNoise(0, rows))

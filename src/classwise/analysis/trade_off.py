@@ -191,7 +191,7 @@ def trade_off(
         (f"{turn} {value:g}", float(value), evaluated(subject, place, attack=key, progress=progress))
         for value, place in places.items()
     ]
-    own = 1.0 if turn == "weight" else float(getattr(make_objective(recipe), "beta", 1.0))
+    own = 1.0 if turn == "weight" else make_objective(recipe).beta
     return _answer(key, f"{turn} of class {name}", chosen, [(subject.name, own, subject), *found])
 
 

@@ -9,14 +9,13 @@ from typing import Any, cast, get_args
 import torch
 from torch import nn
 
-from classwise.attacks import Transfer
+from classwise.attacks.base import AnyAttack
 from classwise.config.recipes import repaired_recipe
 from classwise.core.choices import EngineName
 from classwise.core.devices import pick_device
 from classwise.core.errors import InputError, unknown
 from classwise.core.model_calls import device_of
 from classwise.data import ImageSet
-from classwise.evaluation.suite import AnyAttack
 from classwise.models.load import load_model, run_directory
 from classwise.storage.run_directory import RunDirectory
 
@@ -82,10 +81,7 @@ def with_substitutes(
         known = None if images.classes is None else len(images.classes)
         return load_model(spec, weights=weights, num_classes=known, in_channels=images.images.shape[1]).to(device)
 
-    return {
-        key: (spec, attack.resolved(load) if isinstance(attack, Transfer) else attack)
-        for key, (spec, attack) in attacks.items()
-    }
+    return {key: (spec, attack.with_models(load)) for key, (spec, attack) in attacks.items()}
 
 
 def _same_device(wanted: torch.device, actual: torch.device) -> bool:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from classwise.accelerate import searcher
-from classwise.attacks import BallAttack
 from classwise.attacks.adapters.call import untouched
-from classwise.bench.peers import AnyAttack, Asked, Peer, peers_of
+from classwise.attacks.base import AnyAttack
+from classwise.bench.peers import Asked, Peer, peers_of
 from classwise.bench.result import OURS, AttackCase, AttackEntry, EvaluationBench, Spread
 from classwise.bench.rounds import Clock, check_rounds, clock_of, interleave, spread, timed
 from classwise.bench.watch import Passes, Peak, counting, peak_memory
@@ -126,7 +126,7 @@ class Arena:
 
     def ours(self, attack: AnyAttack) -> Contender:
         """Our own attack."""
-        searched = searcher(self.model, self.x, self.engine) if isinstance(attack, BallAttack) else self.model
+        searched = searcher(self.model, self.x, self.engine) if attack.uses_optimized_copy else self.model
         parts = Parts.of(OURS, attack, self.num_classes)
         return Contender(
             name=OURS,

@@ -25,13 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from classwise.attacks import ATTACKS, PGD, AutoAttack
-from classwise.attacks.adapters import ForeignAttack
 from classwise.attacks.adapters.call import reproducible
-from classwise.attacks.base import BallAttack
+from classwise.attacks.base import AnyAttack
 from classwise.core.errors import InputError, one_line
 from classwise.core.threat import Threat
 
-AnyAttack = BallAttack | ForeignAttack
 Search = Callable[[Tensor, Tensor], Tensor]
 """Images (N, C, H, W) and labels (N,) to attacked images, all of them."""
 TARGETS = 9

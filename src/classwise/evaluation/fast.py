@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from scipy.special import betaincinv
 
-from classwise.attacks import APGD
 from classwise.core.streams import ExampleNoise
 from classwise.core.types import MeasuredAttack, Whom
 from classwise.metrics.comparison import Bools
@@ -83,7 +82,7 @@ class Cascade:
         found = [f"random sample: {int(broken.sum())} broken"] if broken.any() else []
         for before, name in pairwise([self.first[-1], *self.audits]):
             hits = int(self.verdicts.survived(before).sum() - self.verdicts.survived(name).sum())
-            if hits and not isinstance(self.stages[name], APGD):
+            if hits and not self.stages[name].resembles_cascade:
                 found.append(f"{name.rpartition('/')[2]}: {hits} broken")
         return found + warnings()
 

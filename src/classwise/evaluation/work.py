@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from classwise.accelerate import give_back
-from classwise.attacks import BallAttack
 from classwise.attacks.losses import margin
 from classwise.core.errors import InputError
 from classwise.core.model_calls import blamed_on_the_model, device_of, dtype_of, exact, frozen, logits_of
 from classwise.core.progress import Progress
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
-from classwise.core.types import Corruption, Effort, MeasuredAttack
+from classwise.core.types import AttackCall, Corruption, Effort, MeasuredAttack
 from classwise.data import ImageSet, ordered
 from classwise.evaluation.batching import in_batches
 from classwise.evaluation.fast import Cascade
@@ -184,9 +183,9 @@ class Work:
     def _attacked(self, key: str, attack: MeasuredAttack, x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Effort]:
         """Some examples under an attack, the same whenever it is asked for, and what it cost."""
         stream = int(digest(str(self.seed), repr(attack))[:15], 16)
-        searcher = self.searcher if isinstance(attack, BallAttack) else self.model
+        searcher = self.searcher if attack.uses_optimized_copy else self.model
         with blamed_on_the_model(f"under {key}"), self._audible(searcher):
-            return attack.run(searcher, x, y, generator=ExampleNoise(stream, index))
+            return attack.run(AttackCall(searcher, x, y, generator=ExampleNoise(stream, index)))
 
     def gallery(self, label: int, parts: Mapping[str, Parts], classes: list[str]) -> BrokenExamples | None:
         """A few examples of a class that attacks broke, broken once more to be shown. None where there are none."""

@@ -39,49 +39,32 @@ def nature_of(objective: Objective) -> Nature:
     random = torch.Generator().manual_seed(0)
     x, y = torch.rand(SIZE, 1, 2, 2, generator=random), torch.arange(SIZE) % CLASSES
     even = ClassControls.uniform(CLASSES)
-    teacher = getattr(objective, "teacher", None)
     objective.on_epoch(model, 1)
     x_adv = objective.perturb(model, x, y, even, generator=random)
     for replay in range(objective.replays):
         x_adv = x_adv if replay == 0 else objective.again(x, x_adv, y, even)
-        terms = objective.terms(model, x, x_adv, y)
-        reduce(terms, y, even).backward()  # type: ignore[no-untyped-call]
-    obeys = {"sampling"}
-    obeys |= {"weight_nat"} if torch.any(terms.nat) else set()
-    obeys |= {"weight_adv", "beta_scale"} if terms.beta and torch.any(terms.adv) else set()
-    obeys |= {"eps_scale"} if objective.attack is not None else set()
-    obeys |= {"targets"} if _can_aim(objective) else set()
-    obeys |= {"temperature_nat", "temperature_adv"} if teacher is not None else set()
-    asked = 0 if teacher is None else teacher.forwards
-    return Nature(frozenset(obeys), (model.forwards + BACKWARD * model.backwards + asked) / SIZE)
+        reduce(objective.terms(model, x, x_adv, y), y, even).backward()  # type: ignore[no-untyped-call]
+    asked = objective.teacher.forwards if isinstance(objective.teacher, _Counting) else 0
+    return Nature(objective.used_controls, (model.forwards + BACKWARD * model.backwards + asked) / SIZE)
 
 
 def conflict(policy: Policy | type[Policy], objective: Objective) -> str | None:
     """Why a policy makes no sense on an objective; None if it does."""
-    turns, obeys = set(policy.turns), nature_of(objective).obeys
+    turns, obeys = set(policy.turns), objective.used_controls
     if objective.attack is None and ("targets" in turns or "batch.logits_adv" in policy.uses):
         return "it needs a training attack, and there is none"
     if "targets" in turns and "targets" not in obeys:
-        cure = "its loss 'kl' knows no target: set loss to ce, margin or dlr in the recipe's attack table"
-        return f"it aims the training attack, and {'this one cannot aim' if _walks_alone(objective) else cure}"
+        untargeted = "the objective does not support targets"
+        kl = "loss 'kl' does not support targets: set loss to ce, margin or dlr in the recipe's attack table"
+        return f"it needs a targeted training attack, and {kl if objective.supports_targets else untargeted}"
     if turns and not turns & obeys:
         return f"it turns {', '.join(policy.turns)}, which makes no difference here"
     return None
 
 
-def _can_aim(objective: Objective) -> bool:
-    attack = objective.attack
-    return attack is not None and not _walks_alone(objective) and getattr(attack, "loss", None) != "kl"
-
-
-def _walks_alone(objective: Objective) -> bool:
-    """Whether it makes its adversarial images in a way of its own, which knows no targets."""
-    return type(objective).perturb is not Objective.perturb
-
-
 def _bounded(objective: Any) -> Objective:
     """With some ball, where its attack has none, and some teacher, where it has one."""
-    if hasattr(objective, "teacher"):
+    if objective.needs_teacher:
         objective = replace(objective, teacher=_Counting())
     attack = objective.attack
     if attack is None or attack.eps is not None:

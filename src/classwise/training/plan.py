@@ -66,7 +66,7 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT,
     images = phases[0].images
     num_classes = len(images.classes) if images.classes is not None else int(images.labels.max()) + 1
     classes = images.classes or tuple(str(label) for label in range(num_classes))
-    task = Task(classes=classes, beta=float(getattr(objective, "beta", 1.0)))
+    task = Task(classes=classes, beta=objective.beta)
     policy.start(task)  # a class it does not know is said now
     train, validation = _split(recipe, images, num_classes)
     if recipe.data.without_class is not None:
@@ -116,15 +116,14 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT,
 
 def _taught(objective: Objective, phase: Phase, num_classes: int, device: torch.device) -> Objective:
     """The objective with its teacher loaded, where it has one."""
-    found: Any = objective
-    if not hasattr(found, "teacher"):
+    if not objective.needs_teacher:
         return objective
-    if found.teacher is None:
+    if objective.teacher is None:
         raise InputError("the objective needs a teacher: name a robust model in objective.teacher")
-    teacher = load_model(str(found.teacher), num_classes=num_classes, in_channels=phase.shape[0])
+    teacher = load_model(str(objective.teacher), num_classes=num_classes, in_channels=phase.shape[0])
     if (outputs := count_classes(teacher, phase.images, size=phase.size)) != num_classes:
         raise InputError(f"the teacher has {outputs} outputs, but there are {num_classes} classes")
-    return cast(Objective, replace(found, teacher=teacher.to(device).requires_grad_(False)))
+    return cast(Objective, replace(cast(Any, objective), teacher=teacher.to(device).requires_grad_(False)))
 
 
 def warm_start(model: nn.Module, start: str) -> None:

@@ -18,6 +18,7 @@ from classwise.accelerate.graphs import LARGEST, WORTH_IT, Graphs, Loops
 from classwise.attacks import APGD, FAB, PGD, CosinePGD, Square
 from classwise.attacks.base import BallAttack
 from classwise.core.streams import ExampleNoise
+from classwise.core.types import AttackCall
 from classwise.models import digits_cnn, resnet18
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: there are no graphs elsewhere")
@@ -147,7 +148,7 @@ def test_attacks_find_the_same_by_replays(attack: BallAttack, monkeypatch: pytes
         monkeypatch.setattr("classwise.accelerate.twin.LARGEST", largest)
         twin = twin_of(model, x, lowered=False)
         assert twin is not None
-        found.append(attack.run(twin, x, y, generator=ExampleNoise(0, torch.arange(len(x)))))
+        found.append(attack.run(AttackCall(twin, x, y, generator=ExampleNoise(0, torch.arange(len(x))))))
         assert bool(twin._loops.state) == (largest > 0)
     (mine, effort), (theirs, same) = found
     assert (mine - theirs).abs().amax() < 1e-4

@@ -50,5 +50,5 @@ def test_plain_training_goes_with_everything(objective: Objective) -> None:
 def test_what_makes_no_sense_has_a_reason() -> None:
     assert conflict(POLICIES["beta-vector"], Standard()) == "it turns beta_scale, which makes no difference here"
     assert "needs a training attack" in str(conflict(POLICIES["faal"], Standard()))
-    assert "knows no target" in str(conflict(POLICIES["fair-tat"], Trades()))
-    assert "cannot aim" in str(conflict(POLICIES["targeted"], Free()))
+    assert "does not support targets" in str(conflict(POLICIES["fair-tat"], Trades()))
+    assert "the objective does not support targets" in str(conflict(POLICIES["targeted"], Free()))
