@@ -21,7 +21,7 @@ from classwise.core.errors import InputError
 from classwise.core.model_calls import OptimizedCopy, device_of, dtype_of, frozen, logits_of, stepped
 from classwise.core.streams import Randomness, draw, noise_of
 from classwise.core.threat import Norm, Threat
-from classwise.core.types import AttackCall, Effort, Whom
+from classwise.core.types import AttackCall, Effort, Selection
 
 LoadModel = Callable[[str, str | Path | None], nn.Module]
 """From a model spec and weights to the model."""
@@ -103,7 +103,7 @@ class AnyAttack(ABC):
         """Return the attacks of an ensemble, each run on the survivors of those before; empty for a single attack."""
         return {}
 
-    def whom(self, stage: str) -> Whom:
+    def selects(self, stage: str) -> Selection:
         """Which of the remaining examples a stage attacks."""
         return "survivors"
 

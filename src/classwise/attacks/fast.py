@@ -30,7 +30,7 @@ from classwise.attacks.autoattack import AutoAttack, in_turn
 from classwise.attacks.base import BallAttack
 from classwise.attacks.cosine_pgd import CosinePGD
 from classwise.attacks.problem import Problem
-from classwise.core.types import Whom
+from classwise.core.types import Selection
 
 AUDIT, ENSEMBLE, NEAR = "audit-", "ensemble-", "near-misses"
 
@@ -65,7 +65,7 @@ class Fast(BallAttack):
             NEAR: CosinePGD(steps=100, restarts=2, first_step=2.0, last_step=0.005, **three, **ball),
         }
 
-    def whom(self, stage: str) -> Whom:
+    def selects(self, stage: str) -> Selection:
         """Return which survivors a stage attacks: near misses, a sample for the audit, or all."""
         if stage.startswith(ENSEMBLE):
             return "survivors" if self.exhaustive else "doubtful"

@@ -32,7 +32,7 @@ from classwise.core.errors import InputError
 from classwise.core.model_calls import count_outputs, device_of
 from classwise.core.streams import ExampleNoise, PartNoise, SharedNoise
 from classwise.core.threat import Threat
-from classwise.core.types import AttackCall, Whom
+from classwise.core.types import AttackCall, Selection
 from classwise.storage.files import digest
 
 
@@ -96,8 +96,8 @@ class Transfer(BallAttack):
     def _transferred(self, attacks: Mapping[str, AnyAttack]) -> dict[str, BallAttack]:
         return {name: replace(self, attack=cast(BallAttack, attack)) for name, attack in attacks.items()}
 
-    def whom(self, stage: str) -> Whom:
-        return self.attack_on_substitute.whom(stage)
+    def selects(self, stage: str) -> Selection:
+        return self.attack_on_substitute.selects(stage)
 
     def perturb(self, problem: Problem) -> Tensor:
         substitute, x = self.substitute, problem.ball.centre

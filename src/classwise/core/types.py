@@ -255,7 +255,7 @@ class Effort:
         return cls(*torch.zeros(2, size, dtype=torch.int64, device=device))
 
 
-Whom = Literal["survivors", "nearest", "sample", "doubtful"]
+Selection = Literal["survivors", "nearest", "sample", "doubtful"]
 """Which examples a stage attacks: all that are left, those nearest to being broken, a sample of every class, or all
 that are left where there is reason to doubt the stages before."""
 
@@ -326,7 +326,7 @@ class Attack(Protocol):
     def stages(self, num_classes: int) -> Mapping[str, Attack]:
         """The attacks of an ensemble, each run on the survivors of those before; empty for a single attack."""
 
-    def whom(self, stage: str) -> Whom:
+    def selects(self, stage: str) -> Selection:
         """Which of the remaining examples a stage attacks."""
 
 

@@ -23,7 +23,7 @@ import torch
 from scipy.special import betaincinv
 
 from classwise.core.streams import ExampleNoise
-from classwise.core.types import MeasuredAttack, Whom
+from classwise.core.types import MeasuredAttack, Selection
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.reporting.effort import AuditInfo
@@ -45,7 +45,7 @@ class Cascade:
     """The decisions about one attack that has stages, made as its verdicts come in."""
 
     def __init__(
-        self, stages: Mapping[str, MeasuredAttack], whoms: Mapping[str, Whom], verdicts: Verdicts, seed: int
+        self, stages: Mapping[str, MeasuredAttack], whoms: Mapping[str, Selection], verdicts: Verdicts, seed: int
     ) -> None:
         self.stages, self.whoms, self.verdicts, self.seed = stages, whoms, verdicts, seed
         self.first = [name for name, whom in whoms.items() if whom in ("survivors", "nearest")]

@@ -130,7 +130,7 @@ class Work:
                 self._search(name, variant, self.verdicts.natural, columns[name])
             columns[key][:] = columns[self.strongest(parts)]
         elif parts.stages:
-            whoms = {name: attack.whom(name.removeprefix(f"{key}/")) for name in parts.stages}
+            whoms = {name: attack.selects(name.removeprefix(f"{key}/")) for name in parts.stages}
             cascade = self.cascades[key] = Cascade(parts.stages, whoms, self.verdicts, self.seed)
             before = self.verdicts.natural
             for name, stage in parts.stages.items():
@@ -249,7 +249,7 @@ class Work:
                 StageInfo(
                     name=name.removeprefix(f"{key}/"),
                     settings=repr(stage),
-                    whom=attack.whom(name.removeprefix(f"{key}/")),
+                    whom=attack.selects(name.removeprefix(f"{key}/")),
                     broke=int(verdicts.survived(before[number]).sum() - verdicts.survived(name).sum()),
                     forwards=int(verdicts.forwards[name].sum()),
                     backwards=int(verdicts.backwards[name].sum()),
