@@ -33,6 +33,7 @@ from benchmarks.result import row
 from classwise.accelerate import cuda_graphs, folding, optimized_copy
 from classwise.attacks import CosinePGD, gradient, square
 from classwise.config.recipes import load_recipe
+from classwise.core.model_calls import OptimizedCopy
 from classwise.data import load_data
 from classwise.models.load import load_model
 from classwise.training import compiled, model_views
@@ -78,10 +79,13 @@ EVALUATION = (
     Variant("first layer in float32, not in two halves", (changed(optimized_copy, "can_split_input", never),)),
     Variant("no channels last", (changed(torch, "channels_last", torch.contiguous_format),)),
     Variant("no CUDA graphs", (changed(cuda_graphs, "MAX_BATCH", 0), changed(optimized_copy, "MAX_BATCH", 0))),
-    Variant("CUDA graphs of passes, not of whole steps", (changed(optimized_copy.FoldedCopy, "repeat_steps", None),)),
-    Variant("no targets side by side", (changed(gradient, "ROOM", {False: 1, True: 1}),)),
-    Variant("Square does not run ahead", (changed(square, "ROOM", {False: 0, True: 0}),)),
-    Variant("targets by their logits", (changed(CosinePGD, "order", gradient.GradientAttack.order),)),
+    Variant(
+        "CUDA graphs of passes, not of whole steps",
+        (changed(optimized_copy.FoldedCopy, "repeat_steps", OptimizedCopy.repeat_steps),),
+    ),
+    Variant("no targets side by side", (changed(gradient, "CAPACITY", {False: 1, True: 1}),)),
+    Variant("Square does not run ahead", (changed(square, "CAPACITY", {False: 0, True: 0}),)),
+    Variant("targets by their logits", (changed(CosinePGD, "target_order", gradient.GradientAttack.target_order),)),
 )
 
 

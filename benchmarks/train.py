@@ -156,7 +156,7 @@ def reference(plan: Plan, objective: str, batches: list[Batch], *, exactly: bool
     if objective not in LOSSES:
         raise InputError(f"it has {' and '.join(LOSSES)}, not {objective}")
     loss_of: Loss = LOSSES[objective]
-    inner, beta = _inner(plan), float(getattr(plan.objective, "beta", 1.0))
+    inner, beta = _inner(plan), plan.objective.beta
     model = _fresh(plan)
     optimizer = plan.optimizer.build(model.parameters())
 

@@ -32,7 +32,7 @@ from classwise.accelerate.folding import (
 from classwise.accelerate.split_bfloat16 import can_split_input, split_input, split_weight
 from classwise.accelerate.strided_pointwise import StridedPointwiseConv
 from classwise.core.choices import EngineName
-from classwise.core.model_calls import State, Step, device_of, dtype_of, exact, frozen, logits_of, stepped
+from classwise.core.model_calls import OptimizedCopy, State, Step, device_of, dtype_of, exact, frozen, logits_of
 
 CHECK_IMAGES = {False: 16, True: 64}
 """Number of images for the comparison with the model, without and with a bfloat16 body."""
@@ -81,11 +81,9 @@ class NotEquivalent(Exception):
     """A copy computes another function than its model."""
 
 
-class FoldedCopy(nn.Module):
+class FoldedCopy(OptimizedCopy):
     """A model from float32 images to float32 logits. Its body is not listed as a submodule, because it never trains."""
 
-    slack: float = 0.0
-    """Measured difference to the model's margins: attacks count an image as broken only beyond this margin."""
     place: Tensor
 
     def __init__(self, model: nn.Module, way: str, device: torch.device, lowered: bool) -> None:
@@ -126,7 +124,7 @@ class FoldedCopy(nn.Module):
         """Return the state after ``times`` search steps on this model; small batches run as CUDA graphs."""
         if self.place.is_cuda and len(state[0]) <= MAX_BATCH:
             return self._loops(step, state, times, self._graphs.memory)
-        return stepped(step, state, times)
+        return super().repeat_steps(step, state, times)
 
     @torch.no_grad()
     def refresh(self, model: nn.Module) -> None:

@@ -65,7 +65,7 @@ def bound(
     game = None
     policy = build("policy", POLICIES, recipe.policy)
     if isinstance(policy, WAT):
-        beta = float(getattr(make_objective(recipe), "beta", 1.0))
+        beta = make_objective(recipe).beta
         game = no_regret(_losses(run, beta), policy.eta)
     (x, y), (other_x, other_y) = (_pixels(recipe.data.name, split) for split in ("train", "test"))
     weights = LogisticRegression(fit_intercept=False, max_iter=1000).fit(x, y).coef_

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from classwise.accelerate import release_memory, search_model
 from classwise.analysis.run import Run
-from classwise.attacks.base import BallAttack
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, exact, frozen, logits_of
 from classwise.core.progress import SILENT, Progress
@@ -85,7 +84,7 @@ def attacked_outputs(
     """Return the outputs on the same images under an attack; misclassified natural images are attacked too."""
     search = attack_of(run, attack)
     some, _, _ = next(ordered(run.images, selected_examples(run, per_class)[:BATCH], BATCH, device_of(run.model)))
-    searched = search_model(run.model, some) if isinstance(search, BallAttack) else run.model
+    searched = search_model(run.model, some) if search.uses_optimized_copy else run.model
 
     def attacked(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         return search(searched, x, y, generator=ExampleNoise(0, rows))

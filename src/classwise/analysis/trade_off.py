@@ -69,7 +69,7 @@ def trade_off(
         (f"{turn} {value:g}", float(value), evaluate_variant(run, place, attack=key, progress=progress))
         for value, place in places.items()
     ]
-    own = 1.0 if turn == "weight" else float(getattr(make_objective(recipe), "beta", 1.0))
+    own = 1.0 if turn == "weight" else make_objective(recipe).beta
     return _result(key, f"{turn} of class {run.classes[chosen]}", chosen, [(run.name, own, run), *swept])
 
 

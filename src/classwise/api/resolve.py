@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 import torch
 from torch import nn
 
-from classwise.attacks import Fast, Transfer
+from classwise.attacks import Fast
 from classwise.config.options import EvaluateOptions, RepairOptions
 from classwise.config.recipes import repaired_recipe
 from classwise.config.spec import Spec
@@ -91,10 +91,7 @@ def make_settings(
         return load_model(spec, weights=weights, **_sizes(images)).to(device_of(model))
 
     return EvaluationSettings(
-        attacks={
-            key: (spec, attack.resolved(load) if isinstance(attack, Transfer) else attack)
-            for key, (spec, attack) in perturbations.attacks.items()
-        },
+        attacks={key: (spec, attack.with_models(load)) for key, (spec, attack) in perturbations.attacks.items()},
         corruptions=perturbations.corruptions,
         threat=perturbations.threat,
         per_class=per_class,

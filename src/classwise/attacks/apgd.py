@@ -1,26 +1,23 @@
-"""Auto-PGD (Croce & Hein, ICML 2020, Algorithm 1): projected gradient ascent that finds its step size by itself.
+"""Auto-PGD, APGD (Croce & Hein, ICML 2020): PGD with momentum that chooses its step size.
 
-A step goes along the gradient and a little along the last step, with α = 0.75 (Eq. 1-2):
+    z = P(x_k + eta * sign of the gradient),   x_{k+1} = P(x_k + a * (z - x_k) + (1 - a) * (x_k - x_{k-1}))
 
-    z   = Π(x_k + η · steepest ascent)
-    x_k+1 = Π(x_k + α (z - x_k) + (1 - α) (x_k - x_k-1))
-
-The step size η starts at twice the radius. At the checkpoints w_j it is halved, and the walk goes back to the best
-point so far, where (1) the loss rose in less than ρ of the steps since w_j-1, or (2) neither η nor the best loss
-changed since then.
+with P the projection and a = 0.75. The step size eta starts at twice the radius. At the checkpoints w_j it is halved,
+and the search returns to its best point, where (1) the loss rose in less than rho of the steps since w_{j-1}, or
+(2) neither eta nor the best loss changed since then.
 
 Deviations
-* ``ce`` climbs the log odds instead of cross-entropy. They rise and fall together example by example, so directions,
-  best points and condition 1 are those of cross-entropy, but the log odds never go flat on a confident model.
-* A broken example keeps the first misclassified point; the authors' code keeps the last. It leaves the batch within
-  some steps, so it costs no more passes. With a target too, any wrong class is a break, as in the authors' code.
-* An example that is not broken comes back at the point of its highest loss; the authors' code gives back the image.
-* Condition 1 is the paper's "less than ρ", counted from the loss at the start. The authors' code says "at most", and
+* ``ce`` maximizes the log odds instead of the cross-entropy. Each is an increasing function of the other, so
+  directions, best points and condition 1 are the same, but the log odds do not go flat on a confident model.
+* A broken example keeps its first misclassified point; in the authors' code, the last. Targeted or not, any wrong class
+  counts as a break, as in the authors' code.
+* For an example that is not broken, the point of the highest loss is returned; in the authors' code, the image.
+* Condition 1 is the paper's "less than rho", counted from the loss at the start. The authors' code uses "at most" and
   compares the first step with a loss of zero.
-* With ``eot`` above one, losses and logits are averaged as the gradients are: the verdict on a random model is that of
-  its mean logits, where the authors' code takes the last pass.
-* The random start is the authors': uniform numbers scaled to the faces of the Linf ball, a uniform direction at the
-  full L2 radius, both then cut to the box. The L2 projection is the ball's: to the radius, then to the box.
+* With ``eot`` above one, losses and logits are averaged as the gradients are: the prediction of a randomized model is
+  that of its mean logits. The authors' code takes the last pass.
+* The random start is the authors': uniform numbers scaled to the faces of the Linf ball, or a uniform direction at the
+  full L2 radius, clipped to the box. The L2 projection scales to the radius, then clips to the box.
 """
 
 # B batch, K classes
@@ -36,30 +33,30 @@ from torch import Tensor
 
 from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import Loss, make_loss
-from classwise.attacks.problem import WORTH_LEAVING, Problem
+from classwise.attacks.problem import WORTH_LEAVING, Problem, per_pixel
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
 from classwise.core.model_calls import State, Step
 from classwise.core.threat import Ball, unit
 
 MOMENTUM = 0.75
-"""α, the share of the gradient step; the rest goes to repeating the last one."""
-LOOK = 5
-"""Steps between two looks at how many examples are broken: the host waits for the device only then."""
+"""Weight a of the gradient step; the rest repeats the previous step."""
+CHECK_EVERY = 5
+"""Steps between checks for broken examples, each of which makes the host wait for the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class APGD(GradientAttack):
-    """PGD with momentum and a step size that is halved where the loss stops rising."""
+    """Auto-PGD (Croce & Hein 2020): PGD with momentum that halves its step size where progress stalls."""
 
     resembles_cascade: ClassVar[bool] = True
 
     steps: int = 100
     loss: Literal["ce", "dlr", "margin"] = "ce"
     rho: Number = 0.75
-    """The share of steps that must raise the loss for the step size to stay."""
+    """Share of steps that must raise the loss for the step size to stay."""
     eot: int = 1
-    """Passes to average every gradient over, for models that answer at random."""
+    """Passes over which each gradient is averaged (expectation over transformation), for randomized models."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,17 +67,17 @@ class APGD(GradientAttack):
         if self.eot < 1:
             raise InputError(f"eot must be at least 1, got {self.eot}")
 
-    def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
+    def search(self, problem: Problem) -> Tensor:
         result = problem.ball.centre.clone()
         rows = torch.arange(len(problem), device=result.device)
-        walk, climb = self._begin(problem, aim), self._climb(problem, aim)
+        walk, step = self._begin(problem), self._step(problem)
         reviews = checkpoints(self.steps)
-        stops = sorted({1, *reviews, *range(LOOK, self.steps, LOOK), self.steps})
+        stops = sorted({1, *reviews, *range(CHECK_EVERY, self.steps, CHECK_EVERY), self.steps})
         for done, stop in pairwise([1, *stops]):
-            walk = _Walk(*problem.repeat(climb, walk.state, stop - done))
+            walk = _Walk(*problem.repeat(step, walk.state, stop - done))
             if stop in reviews:
                 walk.review(self.rho * reviews[stop])
-            if stop % LOOK:
+            if stop % CHECK_EVERY:
                 continue
             broken = int(walk.broken.sum())
             if broken == len(rows):
@@ -89,33 +86,32 @@ class APGD(GradientAttack):
                 result[rows] = walk.best
                 alive = ~walk.broken
                 rows, problem, walk = rows[alive], problem.take(alive), walk.take(alive)
-                aim = None if aim is None else aim[alive]
-                climb = self._climb(problem, aim)
+                step = self._step(problem)
         result[rows] = walk.best
         return result
 
-    def _begin(self, problem: Problem, aim: Tensor | None) -> _Walk:
-        """At a random point, and one step from there, which has no momentum."""
-        loss, x = make_loss(self.loss, problem, aim), random_start(problem)
-        walk = _Walk.begin(x, *self._ask(problem, x, loss), problem)
+    def _begin(self, problem: Problem) -> _Walk:
+        """Start at a random point and take the first step, which has no momentum."""
+        loss, x = make_loss(self.loss, problem), random_start(problem)
+        walk = _Walk.begin(x, *self._gradient(problem, x, loss), problem)
         x = walk.propose(problem.ball, 1.0)
-        walk.move(x, *self._ask(problem, x, loss), problem.y)
+        walk.move(x, *self._gradient(problem, x, loss), problem.y)
         return walk
 
-    def _climb(self, problem: Problem, aim: Tensor | None) -> Step:
-        """What a further step is."""
-        loss = make_loss(self.loss, problem, aim)
+    def _step(self, problem: Problem) -> Step:
+        """Return the function that takes a further step."""
+        loss = make_loss(self.loss, problem)
 
-        def climb(*state: Tensor) -> State:
+        def step(*state: Tensor) -> State:
             walk = _Walk(*state)
             x = walk.propose(problem.ball, MOMENTUM)
-            walk.move(x, *self._ask(problem, x, loss), problem.y)
+            walk.move(x, *self._gradient(problem, x, loss), problem.y)
             return walk.state
 
-        return climb
+        return step
 
-    def _ask(self, problem: Problem, x: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradient, the losses and the logits, each averaged over the passes."""
+    def _gradient(self, problem: Problem, x: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradient, the losses and the logits, each averaged over the passes."""
         if self.eot == 1:
             return problem.gradient(x, loss)
         passes = [problem.gradient(x, loss) for _ in range(self.eot)]
@@ -125,7 +121,7 @@ class APGD(GradientAttack):
 
 @dataclass(slots=True)
 class _Walk:
-    """Where every example is, where it was, and the best it has seen. All (B, …)."""
+    """The state of the search for every example. All tensors are (B, ...)."""
 
     x: Tensor
     x_before: Tensor
@@ -138,7 +134,7 @@ class _Walk:
     broken: Tensor
     step_size: Tensor
     rises: Tensor
-    """How often the loss rose since the last checkpoint."""
+    """Number of steps since the last checkpoint that raised the loss."""
     halved: Tensor
     """Whether the last checkpoint halved the step size."""
     best_loss_before: Tensor
@@ -146,7 +142,7 @@ class _Walk:
 
     @classmethod
     def begin(cls, x: Tensor, gradient: Tensor, loss: Tensor, logits: Tensor, problem: Problem) -> _Walk:
-        """At the starting point."""
+        """Return the state at the starting point."""
         return cls(
             x=x,
             x_before=x,
@@ -164,35 +160,35 @@ class _Walk:
 
     @property
     def state(self) -> State:
-        """Its parts, in their order."""
+        """The tensors, in order."""
         return tuple(getattr(self, part.name) for part in fields(self))
 
     def take(self, rows: Tensor) -> _Walk:
-        """The walks of some examples."""
+        """Return the state of some examples."""
         return _Walk(*(part[rows] for part in self.state))
 
     def propose(self, ball: Ball, momentum: float) -> Tensor:
-        """The next points (Eq. 1-2)."""
+        """Return the next points (Eq. 1-2)."""
         direction = self.gradient.sign() if ball.norm == "Linf" else unit(self.gradient)
         z = ball.project(torch.addcmul(self.x, self.step_size, direction))
         return ball.project(self.x + momentum * (z - self.x) + (1 - momentum) * (self.x - self.x_before))
 
     def move(self, x: Tensor, gradient: Tensor, loss: Tensor, logits: Tensor, y: Tensor) -> None:
-        """Go there, and remember it where it is the best so far. What is broken keeps the point that broke it."""
+        """Move to new points and keep those that are the best so far. A misclassified example keeps its first one."""
         wrong = _misclassified(logits, y)
         better = ~self.broken & (wrong | (loss > self.best_loss))
-        self.best = torch.where(_as_image(better), x, self.best)
-        self.best_gradient = torch.where(_as_image(better), gradient, self.best_gradient)
+        self.best = torch.where(per_pixel(better, x), x, self.best)
+        self.best_gradient = torch.where(per_pixel(better, x), gradient, self.best_gradient)
         self.best_loss = torch.where(better, loss, self.best_loss)
         self.broken = self.broken | wrong
         self.rises = self.rises + (loss > self.loss)
         self.x_before, self.x, self.gradient, self.loss = self.x, x, gradient, loss
 
     def review(self, enough: float) -> None:
-        """Halve the step size and go back to the best point where conditions 1 or 2 hold."""
+        """Where conditions 1 or 2 hold, halve the step size and return to the best point."""
         stuck = ~self.halved & (self.best_loss == self.best_loss_before)
         self.halved = (self.rises < enough) | stuck
-        halved = _as_image(self.halved)
+        halved = per_pixel(self.halved, self.x)
         self.step_size = torch.where(halved, self.step_size / 2, self.step_size)
         self.x = torch.where(halved, self.best, self.x)
         self.gradient = torch.where(halved, self.best_gradient, self.gradient)
@@ -202,20 +198,21 @@ class _Walk:
 
 
 def random_start(problem: Problem) -> Tensor:
-    """A random point on the surface of the ball, cut to the box."""
+    """Return a random point on the surface of the ball, clipped to the box."""
     ball = problem.ball
     if ball.norm == "L2":
         direction = unit(problem.noise.normal(ball.centre))
     else:
         draw = 2 * problem.noise.uniform(ball.centre) - 1
-        direction = draw / _as_image(draw.flatten(1).abs().amax(1).clamp_min(torch.finfo(draw.dtype).tiny))
+        largest = draw.flatten(1).abs().amax(1)
+        direction = draw / per_pixel(largest.clamp_min(torch.finfo(draw.dtype).tiny), draw)
     return ball.project(ball.centre + ball.radius * direction)
 
 
 def checkpoints(steps: int) -> dict[int, int]:
-    """The steps w_j = ⌈p_j · steps⌉ at which η is reviewed, each with its distance from the one before (§3.1).
+    """Return the checkpoints w_j = ceil(p_j * steps), each with its distance from the one before (Section 3.1).
 
-    p_1 = 0.22 and p_j+1 = p_j + max(p_j - p_j-1 - 0.03, 0.06), here in whole hundredths, which do not round.
+    p_1 = 0.22 and p_{j+1} = p_j + max(p_j - p_{j-1} - 0.03, 0.06), computed in whole percent to avoid rounding.
 
     >>> checkpoints(100)
     {22: 22, 41: 19, 57: 16, 70: 13, 80: 10, 87: 7, 93: 6, 99: 6}
@@ -233,10 +230,5 @@ def checkpoints(steps: int) -> dict[int, int]:
 
 
 def _misclassified(logits: Tensor, y: Tensor) -> Tensor:
-    # The argmax of NaN is a class too, and an example gone astray must not pass for a broken one.
+    # NaN has an argmax too, but logits that are not finite must not count as a misclassification.
     return (logits.argmax(1) != y) & ~logits.isnan().any(1)
-
-
-def _as_image(values: Tensor) -> Tensor:
-    """(B,) shaped to go with images (B, C, H, W)."""
-    return values.view(-1, 1, 1, 1)

@@ -1,15 +1,15 @@
-"""AutoAttack (Croce & Hein, ICML 2020): an ensemble without settings, each attack on what the ones before left.
+"""AutoAttack (Croce & Hein, ICML 2020): a parameter-free ensemble; each attack runs on the survivors of those before.
 
 ``standard`` is the ensemble of the authors' code and of RobustBench: APGD on cross-entropy, APGD-T on the targeted DLR
-loss, FAB-T, and Square Attack. ``plus`` adds the untargeted APGD-DLR and FAB, with five restarts of what is untargeted.
-``rand`` is for models that answer at random: APGD on both losses, every gradient averaged over 20 passes.
+loss, FAB-T and Square Attack. ``plus`` adds the untargeted APGD-DLR and FAB, and gives untargeted attacks five
+restarts. ``rand`` is for randomized models: APGD on both losses, each gradient averaged over 20 passes.
 
 Deviations
-* With fewer than ten classes APGD-T and FAB-T aim at all of the others, not at nine; below four classes, where DLR is
-  not defined, APGD climbs the margin. The authors' code warns, or fails.
-* ``attacks`` picks the attacks and their order, and ``version`` settles the restarts and passes they get. In the
-  authors' code an own list always runs the untargeted attacks with five restarts.
-* L1 is not covered. The attacks list their own deviations.
+* With fewer than ten classes APGD-T and FAB-T target all other classes instead of nine. With fewer than four, where DLR
+  is not defined, APGD maximizes the margin. The authors' code warns or fails.
+* ``attacks`` selects the attacks and their order, and ``version`` sets their restarts and passes. In the authors' code
+  a custom list always runs the untargeted attacks with five restarts.
+* L1 is not supported. The attacks list their own deviations.
 """
 
 # B batch, K classes
@@ -38,21 +38,22 @@ VERSIONS: Mapping[Version, tuple[str, ...]] = {
     "plus": ("apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"),
     "rand": ("apgd-ce", "apgd-dlr"),
 }
-"""Which attacks run, in this order. ``plus`` names all there are."""
+"""The attacks of each version, in order. ``plus`` contains all of them."""
 TARGETS = 9
+"""Maximum number of target classes of APGD-T and FAB-T."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoAttack(BallAttack):
-    """APGD, FAB and Square Attack in turn."""
+    """AutoAttack (Croce & Hein 2020): APGD, FAB and Square Attack, each on the survivors of those before."""
 
     version: Version = "standard"
     attacks: Names | None = None
-    """Only these, in this order, out of apgd-ce, apgd-dlr, apgd-t, fab, fab-t and square."""
+    """Attacks to run, in order: apgd-ce, apgd-dlr, apgd-t, fab, fab-t, square. Default: those of the version."""
     steps: int = 100
-    """Of APGD and FAB."""
+    """Steps of APGD and FAB."""
     queries: int = 5000
-    """Of Square Attack."""
+    """Queries of Square Attack."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,45 +61,45 @@ class AutoAttack(BallAttack):
             if name not in VERSIONS["plus"]:
                 raise unknown("attack in AutoAttack", name, VERSIONS["plus"])
         if not self.names or len(set(self.names)) < len(self.names):
-            raise InputError(f"attacks must be one or several different names, got {'+'.join(self.names) or 'none'}")
+            raise InputError(f"attacks must be one or more distinct names, got {'+'.join(self.names) or 'none'}")
         for name, value in (("steps", self.steps), ("queries", self.queries)):
             if value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The attacks that run."""
+        """Names of the attacks that run, in order."""
         return VERSIONS[self.version] if self.attacks is None else self.attacks
 
     def stages(self, num_classes: int) -> Mapping[str, BallAttack]:
-        """The attacks as this number of classes asks for them, in order."""
+        """Return the attacks for this number of classes, in order."""
         ball: dict[str, Any] = {"eps": self.eps, "norm": self.norm}
-        walk: dict[str, Any] = {**ball, "steps": self.steps}
+        stepped: dict[str, Any] = {**ball, "steps": self.steps}
         restarts = 5 if self.version == "plus" else 1
         eot = 20 if self.version == "rand" else 1
-        aimed: dict[str, Any] = {"target": "all", "num_targets": min(TARGETS, num_classes - 1)}
+        targeted: dict[str, Any] = {"target": "all", "num_targets": min(TARGETS, num_classes - 1)}
         known = {
-            "apgd-ce": APGD(loss="ce", eot=eot, restarts=restarts, **walk),
-            "apgd-dlr": APGD(loss="dlr", eot=eot, restarts=restarts, **walk),
-            "apgd-t": APGD(loss="dlr", eot=eot, **aimed, **walk),
-            "fab": FAB(restarts=restarts, **walk),
-            "fab-t": FAB(**aimed, **walk),
+            "apgd-ce": APGD(loss="ce", eot=eot, restarts=restarts, **stepped),
+            "apgd-dlr": APGD(loss="dlr", eot=eot, restarts=restarts, **stepped),
+            "apgd-t": APGD(loss="dlr", eot=eot, **targeted, **stepped),
+            "fab": FAB(restarts=restarts, **stepped),
+            "fab-t": FAB(**targeted, **stepped),
             "square": Square(queries=self.queries, **ball),
         }
         return {name: known[name] for name in self.names}
 
     def perturb(self, problem: Problem) -> Tensor:
-        """The attacks in turn on one batch; an example the model gets wrong untouched stays as it is."""
+        """Run the attacks on one batch. Examples that are misclassified naturally are not attacked."""
         return in_turn(self.stages, problem)
 
 
 def in_turn(stages: Callable[[int], Mapping[str, BallAttack]], problem: Problem) -> Tensor:
-    """The attacks for so many classes on one batch, each on what the ones before left."""
+    """Run the stages for the model's number of classes on one batch, each on the survivors of those before."""
     result = problem.ball.centre.clone()
     rows = torch.arange(len(problem), device=result.device)
-    clean = problem.logits(result)
-    alive = clean.argmax(1) == problem.y
-    for attack in stages(clean.shape[1]).values():
+    natural = problem.logits(result)
+    alive = natural.argmax(1) == problem.y
+    for attack in stages(natural.shape[1]).values():
         rows, problem = rows[alive], problem.take(alive)
         if not len(rows):
             break

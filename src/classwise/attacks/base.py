@@ -1,83 +1,60 @@
-"""What every attack shares, so that the author of an attack writes only the algorithm."""
+"""The base classes of attacks: one public call that owns everything but the algorithm."""
 
 # B batch, K classes
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from classwise.attacks.problem import Problem, Tally
+from classwise.attacks.problem import PassCounter, Problem, per_pixel
 from classwise.config.spec import convert
 from classwise.core.errors import InputError
-from classwise.core.model_calls import device_of, dtype_of, frozen, logits_of
+from classwise.core.model_calls import OptimizedCopy, device_of, dtype_of, frozen, logits_of, stepped
 from classwise.core.streams import Randomness, draw, noise_of
 from classwise.core.threat import Norm, Threat
-from classwise.core.types import Effort, Whom
+from classwise.core.types import AttackCall, Effort, Selection
+
+LoadModel = Callable[[str, str | Path | None], nn.Module]
+"""From a model spec and weights to the model."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BallAttack(ABC):
-    """An attack within a ball. Its repr is its identity in reports.
-
-    The call owns everything that is not the algorithm: the model is put in evaluation mode with its parameters
-    frozen and given back exactly as it was, gradients are enabled whatever the caller's mode, and the result is
-    projected into the ball and the box; an example that went astray (NaN) falls back to the clean image.
-    """
+class AnyAttack(ABC):
+    """An attack of this package or of another library: its public call, and what it declares of itself."""
 
     black_box: ClassVar[bool] = False
-    """Whether it works without the model's gradients."""
+    """Whether it works without gradients of the model."""
     uses_optimized_copy: ClassVar[bool] = True
     """Whether it may search an optimized copy of the model."""
     resembles_cascade: ClassVar[bool] = False
     """Whether it searches like the cascade of ``fast``, so that its success is no reason to doubt the cascade."""
-    aims: ClassVar[bool] = False
-    """Whether it can be given targets."""
-    norms: ClassVar[tuple[Norm, ...]] = ("Linf", "L2")
-    """The norms it knows; the first where nobody says otherwise."""
-    instead: ClassVar[str] = "another attack"
-    """What to use under the others."""
-
-    eps: float | str | None = None
-    """Radius, a number or a fraction like 8/255. May be left to the evaluation or the recipe."""
-    norm: Norm | None = None
-    """Likewise; Linf where nobody says otherwise."""
-
-    def __post_init__(self) -> None:
-        given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
-        for name, value in convert(type(self).__name__, type(self), given).items():
-            object.__setattr__(self, name, value)
-        self._check_norm(self.norm or self.norms[0])
-        if self.eps is not None:
-            Threat.parse(self.eps, self.norm or self.norms[0])
+    has_audit: ClassVar[bool] = False
+    """Whether its last stages run only if an audit suggests so, or if the setting ``exhaustive`` is on."""
+    eps: float | str | None
+    norm: str | None
 
     @property
+    def name(self) -> str:
+        """Name in reports."""
+        return type(self).__name__
+
+    @property
+    @abstractmethod
     def threat(self) -> Threat:
-        """The ball this attack searches."""
-        if self.eps is None:
-            raise InputError(f"{type(self).__name__} has no radius: give it eps, for example eps='8/255'")
-        return Threat.parse(self.eps, self.norm or self.norms[0])
+        """The norm and radius that it searches."""
 
-    def within(self, threat: Threat) -> Self:
-        """The same attack, limited to this threat. A norm or radius of its own must be the same."""
-        self._check_norm(threat.norm)
-        for what, own, wanted in (("norm", self.norm, threat.norm), ("eps", self.eps, threat.text)):
-            if own is not None and str(own) != wanted:
-                raise InputError(
-                    f"{type(self).__name__} asks for {what} = {own}, elsewhere it is {wanted}: give it once"
-                )
-        return replace(self, eps=threat.text, norm=threat.norm)
-
-    def _check_norm(self, norm: Norm) -> None:
-        if norm not in self.norms:
-            known = " and ".join(self.norms)
-            raise InputError(f"{type(self).__name__} knows only {known}: for {norm} use {self.instead}")
+    @property
+    def supports_targets(self) -> bool:
+        """Whether it can be given target classes."""
+        return False
 
     @final
     def __call__(
@@ -90,55 +67,114 @@ class BallAttack(ABC):
         generator: Randomness = None,
         targets: Tensor | None = None,
     ) -> Tensor:
-        """Adversarial images for ``x`` (B, C, H, W) in [0, 1] with labels ``y`` (B,).
+        """Return adversarial images for images ``x`` (B, C, H, W) in [0, 1] with labels ``y`` (B,).
 
-        ``eps_scale`` (B,) stretches the radius of single examples. ``generator`` makes the search reproducible:
-        a torch generator, or one stream per example, which makes the result independent of the batching.
-        ``targets`` are the classes an attack that can aim should aim at (B,), or shares to draw them from (B, K).
+        Args:
+            eps_scale: (B,) factors on the radius.
+            generator: a torch generator, or one random stream per example, which makes the result of an example
+                independent of its batch. None uses the global random state.
+            targets: target classes (B,), or class distributions (B, K) to draw them from, for attacks that support
+                targets.
         """
-        return self.run(model, x, y, eps_scale=eps_scale, generator=generator, targets=targets)[0]
-
-    @final
-    def run(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        eps_scale: Tensor | None = None,
-        generator: Randomness = None,
-        targets: Tensor | None = None,
-    ) -> tuple[Tensor, Effort]:
-        """The same as a call, with the passes through the model that each example took."""
-        problem = self.pose(model, x, y, eps_scale=eps_scale, generator=generator, targets=targets)
-        with torch.inference_mode(False), torch.enable_grad(), frozen(model):
-            found = self.perturb(problem).detach() if len(x) else problem.ball.centre
-            finite = found.flatten(1).isfinite().all(1).view(-1, *[1] * (x.dim() - 1))
-            result = problem.ball.project(torch.where(finite, found, problem.ball.centre))
-            return result.to(x.device), problem.tally.effort
+        return self.run(AttackCall(model, x, y, eps_scale=eps_scale, generator=generator, targets=targets))[0]
 
     @final
     def bind(self, model: nn.Module) -> Callable[..., Tensor]:
-        """The attack on this model, called as ``attack(x, y)``, as other libraries have it."""
+        """Return the attack on this model as a function ``attack(x, y)``, the convention of other libraries."""
         return partial(self, model)
 
-    def pose(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        eps_scale: Tensor | None = None,
-        generator: Randomness = None,
-        targets: Tensor | None = None,
-    ) -> Problem:
-        """The problem these images pose."""
+    @abstractmethod
+    def run(self, call: AttackCall) -> tuple[Tensor, Effort]:
+        """Return adversarial images and the passes through the model that each example took."""
+
+    @abstractmethod
+    def within(self, threat: Threat) -> Self:
+        """Return the attack limited to this threat. If it has its own norm or radius, they must be equal."""
+
+    def with_models(self, load: LoadModel) -> Self:
+        """Return the attack with the models it needs besides the attacked one, such as a substitute, loaded."""
+        return self
+
+    def variants(self) -> Mapping[str, AnyAttack]:
+        """Return the attacks of a grid, of which the strongest counts; empty for a single attack."""
+        return {}
+
+    def stages(self, num_classes: int) -> Mapping[str, AnyAttack]:
+        """Return the attacks of an ensemble, each run on the survivors of those before; empty for a single attack."""
+        return {}
+
+    def selects(self, stage: str) -> Selection:
+        """Which of the remaining examples a stage attacks."""
+        return "survivors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BallAttack(AnyAttack):
+    """An attack within a norm ball. Subclasses implement ``perturb``. The repr identifies an attack in reports.
+
+    The public call puts the model into evaluation mode with frozen parameters and restores it, enables gradients
+    whatever the mode of the caller, and projects the result into the ball and [0, 1]. Where a result is not finite, the
+    natural image is returned.
+    """
+
+    norms: ClassVar[tuple[Norm, ...]] = ("Linf", "L2")
+    """Supported norms; the first is the default."""
+    alternative: ClassVar[str] = "another attack"
+    """The attack to suggest for other norms."""
+
+    eps: float | str | None = None
+    """Radius, a number or a fraction such as 8/255. Default: that of the evaluation or the recipe."""
+    norm: Norm | None = None
+    """Norm. Default: that of the evaluation or the recipe, else the first supported one."""
+
+    def __post_init__(self) -> None:
+        given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        for name, value in convert(type(self).__name__, type(self), given).items():
+            object.__setattr__(self, name, value)
+        self._check_norm(self.norm or self.norms[0])
+        if self.eps is not None:
+            Threat.parse(self.eps, self.norm or self.norms[0])
+
+    @property
+    def threat(self) -> Threat:
+        if self.eps is None:
+            raise InputError(f"{self.name} has no radius: set eps, for example eps='8/255'")
+        return Threat.parse(self.eps, self.norm or self.norms[0])
+
+    def within(self, threat: Threat) -> Self:
+        self._check_norm(threat.norm)
+        for setting, own, wanted in (("norm", self.norm, threat.norm), ("eps", self.eps, threat.text)):
+            if own is not None and str(own) != wanted:
+                raise InputError(f"{self.name} has {setting} = {own}, elsewhere it is {wanted}: set it only once")
+        return replace(self, eps=threat.text, norm=threat.norm)
+
+    def _check_norm(self, norm: Norm) -> None:
+        if norm not in self.norms:
+            raise InputError(f"{self.name} supports {' and '.join(self.norms)} only: for {norm} use {self.alternative}")
+
+    @final
+    def run(self, call: AttackCall) -> tuple[Tensor, Effort]:
+        with self.searching(call) as problem:
+            found = self.perturb(problem).detach() if len(call.x) else problem.ball.centre
+            finite = per_pixel(found.flatten(1).isfinite().all(1), found)
+            result = problem.ball.project(torch.where(finite, found, problem.ball.centre))
+            return result.to(call.x.device), problem.counter.effort
+
+    @contextmanager
+    def searching(self, call: AttackCall) -> Iterator[Problem]:
+        """Provide the problem of a call, with the model in evaluation mode and gradients enabled meanwhile."""
+        with torch.inference_mode(False), torch.enable_grad(), frozen(call.model):
+            yield self.problem(call)
+
+    def problem(self, call: AttackCall) -> Problem:
+        """Return the problem of a call, on the device of the model."""
+        model, x, y, targets = call.model, call.x, call.y, call.targets
         if len(x) != len(y):
             raise InputError(f"{len(x)} images need as many labels, got {len(y)}")
-        if targets is not None and not self.aims:
-            raise InputError(f"{type(self).__name__} cannot aim: it takes no targets")
-        shares = targets is not None and targets.dim() == 2 and targets.is_floating_point()
-        if targets is not None and (targets[:, 0] if shares else targets).shape != y.shape:
+        if targets is not None and not self.supports_targets:
+            raise InputError(f"{self!r} does not support targets: use a gradient attack with a loss other than 'kl'")
+        distributions = targets is not None and targets.dim() == 2 and targets.is_floating_point()
+        if targets is not None and (targets[:, 0] if distributions else targets).shape != y.shape:
             raise InputError(f"{len(y)} images need as many targets, got {tuple(targets.shape)}")
         device, dtype = device_of(model), dtype_of(model)
 
@@ -146,34 +182,22 @@ class BallAttack(ABC):
             return logits_of(model(images.to(dtype)))
 
         with torch.inference_mode(False):
-            # Clones are normal tensors even where the caller works in inference mode.
+            # Clones are normal tensors even if the caller is in inference mode.
             if targets is not None:
-                targets = draw(targets.to(device), generator) if shares else targets.clone().to(device)
+                targets = draw(targets.to(device), call.generator) if distributions else targets.clone().to(device)
             return Problem(
                 forward=forward,
-                ball=self.threat.ball(x.detach().clone().to(device), eps_scale),
+                ball=self.threat.ball(x.detach().clone().to(device), call.eps_scale),
                 y=y.clone().to(device),
-                noise=noise_of(generator),
-                tally=Tally(len(x), device),
+                noise=noise_of(call.generator),
+                counter=PassCounter(len(x), device),
                 rows=torch.arange(len(x), device=device),
                 targets=targets,
-                drawn=shares,
-                repeats=getattr(model, "repeat_steps", None),
-                slack=getattr(model, "slack", 0.0),
+                targets_checked=distributions,
+                repeat_steps=model.repeat_steps if isinstance(model, OptimizedCopy) else stepped,
+                slack=model.slack if isinstance(model, OptimizedCopy) else 0.0,
             )
 
     @abstractmethod
     def perturb(self, problem: Problem) -> Tensor:
-        """The algorithm: images in (or near) the ball that the model should get wrong."""
-
-    def variants(self) -> Mapping[str, BallAttack]:
-        """The attacks this one tries side by side, to keep whichever is strongest; none if it is a single one."""
-        return {}
-
-    def stages(self, num_classes: int) -> Mapping[str, BallAttack]:
-        """The attacks this one runs in turn, each on what the ones before left; none if it is a single one."""
-        return {}
-
-    def whom(self, stage: str) -> Whom:
-        """Which of these a stage is for."""
-        return "survivors"
+        """Run the algorithm: return images in or near the ball that the model should misclassify."""

@@ -1,16 +1,20 @@
-"""PGD on the margin with steps that shrink like half a cosine: much of APGD's strength in a fifth of its passes.
+"""PGD on the margin with a cosine schedule of step sizes, comparable to APGD at a fifth of its passes.
 
-Step i of S goes η_i = η_S + (η_1 - η_S) · (1 + cos(π (i - 1) / (S - 1))) / 2 along the sign of the gradient. The point
-of the largest margin counts, whatever class it belongs to. The margin and few, well-chosen targets are those of MM3
-(Gao et al. 2022); the targets are tried in the order of the distance to their boundary in the image's linear model,
+Step i of S has the size
 
-    (z_y - z_k) / ‖∇z_y - ∇z_k‖ in the dual norm,
+    eta_i = eta_S + (eta_1 - eta_S) * (1 + cos(pi * (i - 1) / (S - 1))) / 2
+
+along the sign of the gradient (Linf) or the gradient (L2). The visited point of the highest margin is returned. The
+margin loss and few, well-chosen targets follow MM3 (Gao et al. 2022). Targets are tried by the distance to their
+decision boundary in a linear model of the image,
+
+    (z_y - z_k) / ||grad z_y - grad z_k|| in the dual norm,
 
 which finds the right one among the first three where the logits alone do not (MALT, Melamed et al. 2024).
 
 Deviations
-* MALT ranks by the Euclidean norm and takes the nine best classes of a hundred; here the norm is that of the threat.
-* A broken example keeps the first point that broke it.
+* MALT ranks by the Euclidean norm and takes the nine best of a hundred classes; here the norm is that of the threat.
+* An example that is misclassified keeps the first such point.
 """
 
 # B batch, K classes
@@ -26,24 +30,25 @@ from torch import Tensor
 
 from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import Loss, make_loss, margin, targeted_margin
-from classwise.attacks.problem import Problem
+from classwise.attacks.problem import Problem, per_pixel
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
 from classwise.core.model_calls import State
 
 CANDIDATES = 9
-"""Classes, the likeliest first, whose boundaries are measured."""
+"""Number of most likely classes whose boundary distances are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CosinePGD(GradientAttack):
-    """Gradient ascent whose steps shrink from the whole radius to a fiftieth of it."""
+    """PGD on the margin with step sizes that fall along a cosine, nearest target classes first."""
 
     steps: int = 20
     loss: Literal["margin", "ce", "dlr"] = "margin"
     first_step: Number = 1.0
+    """First step size, relative to eps."""
     last_step: Number = 0.02
-    """Relative to eps."""
+    """Last step size, relative to eps."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,18 +56,18 @@ class CosinePGD(GradientAttack):
             raise InputError(f"steps must be at least 1, got {self.steps}")
         if not 0 < self.last_step <= self.first_step:
             raise InputError(
-                f"steps must shrink towards a last one above 0, not from {self.first_step} to {self.last_step}"
+                f"step sizes must satisfy 0 < last_step <= first_step, got {self.last_step} and {self.first_step}"
             )
 
-    def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
-        return self.highest(problem, make_loss(self.loss, problem, aim), margin(problem.y), stop=True)
+    def search(self, problem: Problem) -> Tensor:
+        return self.highest(problem, make_loss(self.loss, problem), margin(problem.y), stop=True)
 
     @final
     def highest(self, problem: Problem, loss: Loss, score: Loss, *, stop: bool) -> Tensor:
-        """The visited point of the highest score on an ascent of the loss. ``stop``: the first with a positive one."""
-        sizes = problem.ball.radius.new_tensor([self.step_size(step) for step in range(self.steps)])
+        """Ascend a loss and return the visited point of the highest score; ``stop``: the first with a positive one."""
+        sizes = problem.ball.radius.new_tensor([self.size_of(step) for step in range(self.steps)])
 
-        def ascend(x: Tensor, best: Tensor, highest: Tensor, number: Tensor) -> State:
+        def step(x: Tensor, best: Tensor, highest: Tensor, number: Tensor) -> State:
             gradient, _, logits = problem.gradient(x, loss)
             best, highest = _higher(x, score(logits), best, highest, stop)
             return problem.ball.step(x, gradient, sizes.index_select(0, number)), best, highest, number + 1
@@ -70,43 +75,44 @@ class CosinePGD(GradientAttack):
         start = problem.ball.start("uniform", problem.noise)
         highest = torch.full_like(problem.ball.radius.flatten(), -torch.inf)
         number = torch.zeros(1, dtype=torch.int64, device=start.device)
-        x, best, highest, _ = problem.repeat(ascend, (start, start, highest, number), self.steps)
+        x, best, highest, _ = problem.repeat(step, (start, start, highest, number), self.steps)
         best, _ = _higher(x, score(problem.logits(x)), best, highest, stop)
         return best
 
-    def step_size(self, step: int) -> float:
-        """Of this step, counted from 0."""
+    def size_of(self, step: int) -> float:
+        """Return the size of a step, counted from 0."""
         share = (1 + math.cos(math.pi * step / max(self.steps - 1, 1))) / 2
         return self.threat.eps * (self.last_step + (self.first_step - self.last_step) * share)
 
-    def order(self, problem: Problem, clean: Tensor) -> Tensor:
-        """The likeliest classes in the order of their boundaries' distances, then the others by their logits."""
-        order = super().order(problem, clean)
+    def target_order(self, problem: Problem, natural: Tensor) -> Tensor:
+        """Return the most likely classes by the distance to their boundaries, then the others by their logits."""
+        order = super().target_order(problem, natural)
         if self.target != "all" or (self.num_targets or order.shape[1]) == order.shape[1] == 1:
             return order
-        some = order[:, : max(CANDIDATES, self.num_targets or 0)]
+        nearest = order[:, : max(CANDIDATES, self.num_targets or 0)]
 
         def gaps(logits: Tensor) -> Tensor:
-            return logits.gather(1, problem.y[:, None]) - logits.gather(1, some)
+            return logits.gather(1, problem.y[:, None]) - logits.gather(1, nearest)
 
         gradients, gap, _ = problem.gradients(problem.ball.centre, gaps)
         flat = gradients.flatten(2)
         slope = flat.abs().sum(2) if problem.ball.norm == "Linf" else flat.norm(dim=2)
         distance = gap / slope.clamp_min(torch.finfo(slope.dtype).tiny)
-        return torch.cat([some.gather(1, distance.argsort(dim=1, stable=True)), order[:, some.shape[1] :]], 1)
+        ranked = nearest.gather(1, distance.argsort(dim=1, stable=True))
+        return torch.cat([ranked, order[:, nearest.shape[1] :]], 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MarginSearch(CosinePGD):
-    """Minimize the margin z_y - z_t over given targets t. Keeps the smallest margin found, broken or not."""
+    """Minimize the margin z_y - z_t over given targets t and return the smallest found, also if it is positive."""
 
-    def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
-        assert aim is not None
-        loss = targeted_margin(problem.y, aim)
+    def search(self, problem: Problem) -> Tensor:
+        assert problem.targets is not None
+        loss = targeted_margin(problem.y, problem.targets)
         return self.highest(problem, loss, loss, stop=False)
 
 
 def _higher(x: Tensor, scores: Tensor, best: Tensor, highest: Tensor, stop: bool) -> tuple[Tensor, Tensor]:
-    """Keep the points of higher scores; with ``stop`` a point with a positive score is final."""
+    """Return the points of the higher scores, and these scores; with ``stop`` a point with a positive one is final."""
     better = (scores > highest) & (highest <= 0) if stop else scores > highest
-    return torch.where(better.view(-1, *[1] * (x.dim() - 1)), x, best), torch.where(better, scores, highest)
+    return torch.where(per_pixel(better, x), x, best), torch.where(better, scores, highest)

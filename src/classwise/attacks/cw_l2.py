@@ -1,10 +1,10 @@
-"""The L2 attack of Carlini & Wagner (2017, §V-A): minimise ‖δ‖² + c · f(x + δ).
+"""The L2 attack of Carlini & Wagner (2017, Section V-A): minimize ||d||^2 + c * f(x + d).
 
-c is searched for each example: ten times as large while nothing fools the model, then bisected towards the smallest
-that does. Every c starts anew at the image.
+c is searched per example: multiplied by ten while nothing fools the model, then bisected towards the smallest value
+that does. Every c starts at the natural image.
 
-Deviations, besides those of both attacks (``carlini_wagner.py``)
-* At most 1000 steps for each c, where the paper takes 10,000; the early stop ends most well before.
+Deviations, besides those of the base (``carlini_wagner.py``)
+* At most 1000 steps for each c; the paper takes 10,000. Most examples stop well before.
 """
 
 # B batch
@@ -25,10 +25,10 @@ from classwise.core.threat import Norm, length
 
 @dataclass(frozen=True, kw_only=True)
 class CWL2(CarliniWagner):
-    """Carlini & Wagner's search for the smallest L2 perturbation."""
+    """The L2 attack of Carlini & Wagner (2017): search for the smallest perturbation."""
 
     norms: ClassVar[tuple[Norm, ...]] = ("L2",)
-    instead: ClassVar[str] = "cw-linf"
+    alternative: ClassVar[str] = "cw-linf"
 
     norm: Norm | None = "L2"
     search_steps: int = 9
@@ -36,7 +36,7 @@ class CWL2(CarliniWagner):
     learning_rate: Number = 0.01
     initial_c: Number = 0.001
 
-    def minimise(self, problem: Problem, enough: Tensor) -> Nearest:
+    def minimize(self, problem: Problem, enough: Tensor) -> Nearest:
         centre = problem.ball.centre
         nearest = Nearest(centre.clone(), torch.full_like(enough, torch.inf))
         c = torch.full_like(enough, self.initial_c)

@@ -1,12 +1,10 @@
-"""What the WAT paper and much of the field call CW: PGD on the margin max over k ≠ y of z_k, minus z_y.
+"""PGD on the margin max_{k != y} z_k - z_y, which the WAT paper and many others call the CW attack.
 
-It borrows the loss of Carlini & Wagner (2017) and leaves their search for the smallest perturbation, which is
-``cw-linf`` and ``cw-l2``. WAT evaluates with 30 steps of 0.003 at 8/255; the default step, 2.5 · eps / steps = 0.0026
-there, is close to it and fits every radius.
+It takes the loss of Carlini & Wagner (2017), not their search for the smallest perturbation, which is ``cw-linf`` and
+``cw-l2``. WAT evaluates with 30 steps of 0.003 at 8/255, close to the default step size 2.5 * eps / steps = 0.0026.
 
 Deviations
-* The margin is not cut off at a confidence κ (50 in the code that goes round): an attack in a ball has no reason to
-  stop climbing.
+* The margin is not clipped at a confidence kappa (50 in common implementations).
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from classwise.attacks.pgd import PGD
 
 @dataclass(frozen=True, kw_only=True)
 class CWPGD(PGD):
-    """PGD on the margin of Carlini & Wagner, which the field calls CW."""
+    """PGD on the margin loss of Carlini & Wagner (2017), often called CW."""
 
     steps: int = 30
     loss: Literal["margin"] = "margin"

@@ -1,6 +1,6 @@
-"""Attacks that climb by an estimate of the gradient, made from many queries around one point."""
+"""The base of black-box attacks that estimate the gradient of a loss from queries around a point."""
 
-# B batch, Q queries an example, K classes
+# B batch, Q queries per example, K classes
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from classwise.attacks.problem import Problem
 from classwise.core.errors import InputError
 
 QUERIES_AT_ONCE = 4096
-"""The most images in one forward pass, which bounds the memory whatever the batch and the population."""
+"""Maximum number of images in one forward pass, which bounds the memory."""
 
 State = tuple[Tensor, ...]
-"""What a search remembers of each example: tensors whose first dimension is the batch."""
+"""The state of a search: tensors whose first dimension is the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EstimationAttack(BallAttack):
-    """A search that asks ``population`` queries for every step. Its author writes the state, its image and one step.
+    """A search that takes ``population`` queries per iteration. Subclasses implement its state, its image and one step.
 
-    The image is tested before every step, for one query more, and a broken example leaves at once.
+    Before every iteration one more query tests the image; broken examples are finished.
     """
 
     black_box: ClassVar[bool] = True
 
     iterations: int
     population: int
-    """Queries an iteration."""
+    """Queries per iteration."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,9 +48,9 @@ class EstimationAttack(BallAttack):
     def perturb(self, problem: Problem) -> Tensor:
         rows = torch.arange(len(problem), device=problem.y.device)
         groups = torch.split(rows, max(1, QUERIES_AT_ONCE // self.population))
-        return torch.cat([self._climb(problem.take(group)) for group in groups])
+        return torch.cat([self._search(problem.take(group)) for group in groups])
 
-    def _climb(self, problem: Problem) -> Tensor:
+    def _search(self, problem: Problem) -> Tensor:
         result = problem.ball.centre.clone()
         rows = torch.arange(len(problem), device=result.device)
         state = self.begin(problem)
@@ -68,35 +68,35 @@ class EstimationAttack(BallAttack):
 
     @abstractmethod
     def begin(self, problem: Problem) -> State:
-        """Where the search starts."""
+        """Return the initial state."""
 
     @abstractmethod
     def image(self, problem: Problem, state: State) -> Tensor:
-        """The image (B, C, H, W) a state stands for, in the ball."""
+        """Return the images (B, C, H, W) of a state, within the ball."""
 
     @abstractmethod
     def step(self, problem: Problem, state: State, iteration: int) -> State:
-        """The next state, from ``population`` queries for each example."""
+        """Return the next state, from ``population`` queries per example."""
 
 
-def ask(problem: Problem, x: Tensor) -> Tensor:
-    """Logits (B, Q, K) of Q queries (B, Q, C, H, W) for every example."""
-    # Where the queries are too many for one pass, the batch is a single example: see perturb.
+def query(problem: Problem, x: Tensor) -> Tensor:
+    """Return the logits (B, Q, K) of Q queries per example (B, Q, C, H, W)."""
+    # If the queries of an example exceed one pass, the batch is a single example: see perturb.
     parts = [problem.logits(part.flatten(0, 1)) for part in torch.split(x, QUERIES_AT_ONCE, 1)]
     return torch.cat([part.view(len(problem), -1, part.shape[1]) for part in parts], 1)
 
 
 def antithetic(problem: Problem, x: Tensor, directions: Tensor, sigma: float, loss: Callable[[Tensor], Loss]) -> Tensor:
-    """The mean over directions u (B, Q, C, H, W) of (f(x + sigma u) - f(x - sigma u)) / (2 sigma) · u.
+    """Return the gradient estimate mean_u (f(x + sigma u) - f(x - sigma u)) / (2 sigma) * u, u (B, Q, C, H, W).
 
-    Where the entries of u are independent with mean 0 and variance 1, its expectation is the gradient of a linear or
-    quadratic loss; of any other it is the gradient up to a term in sigma². The pairs cancel the value f(x) itself.
+    If the entries of u are independent with mean 0 and variance 1, its expectation is the gradient, exactly for a
+    linear or quadratic loss and up to a term in sigma^2 for others.
     """
-    away = sigma * directions
-    logits = ask(problem, torch.cat([x[:, None] + away, x[:, None] - away], 1))
+    offsets = sigma * directions
+    logits = query(problem, torch.cat([x[:, None] + offsets, x[:, None] - offsets], 1))
     values = loss(problem.y.repeat_interleave(logits.shape[1]))(logits.flatten(0, 1)).view(logits.shape[:2])
-    forth, back = values.to(x.dtype).chunk(2, 1)
-    return torch.einsum("bq,bqchw->bchw", (forth - back) / (2 * sigma * directions.shape[1]), directions)
+    plus, minus = values.to(x.dtype).chunk(2, 1)
+    return torch.einsum("bq,bqchw->bchw", (plus - minus) / (2 * sigma * directions.shape[1]), directions)
 
 
 EstimatedLoss = Literal["ce", "margin"]
@@ -104,7 +104,7 @@ LOSSES: dict[EstimatedLoss, Callable[[Tensor], Loss]] = {"ce": log_odds, "margin
 
 
 def check_pairs(attack: EstimationAttack, sigma: float) -> None:
-    """What attacks with antithetic pairs need of their settings."""
+    """Check the settings of an attack whose queries come in antithetic pairs."""
     if attack.population % 2:
         raise InputError(f"population must be even, as queries come in pairs, got {attack.population}")
     if sigma <= 0:

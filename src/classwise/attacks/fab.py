@@ -1,74 +1,73 @@
-"""The fast adaptive boundary attack (Croce & Hein, ICML 2020, Algorithm 1): the smallest perturbation that fools.
+"""The fast adaptive boundary attack, FAB (Croce & Hein, ICML 2020, Algorithm 1): search for the smallest perturbation.
 
-At the current point every decision boundary f_k = f_y is replaced by its tangent hyperplane. The nearest one is
-chosen; the current point and the image are both projected onto it within the box [0, 1], giving steps d and d_0; and
-the next point lies beyond the two projections, a little towards that of the image so that the search does not stray:
+At the current point x every decision boundary f_k = f_y is replaced by its tangent hyperplane. The nearest one is
+chosen, and x and the image x_0 are both projected onto it within the box [0, 1], by steps d and d_0. The next point
+lies beyond the two projections, closer to that of x:
 
-    x ← clip((1 - α) (x + η d) + α (x_0 + η d_0)),   α = min(‖d‖ / (‖d‖ + ‖d_0‖), α_max)
+    x <- clip((1 - a) * (x + eta * d) + a * (x_0 + eta * d_0)),   a = min(||d|| / (||d|| + ||d_0||), alpha_max)
 
-Where it has crossed into another class, it is remembered if it is the nearest yet and goes back: x ← x_0 + β (x - x_0).
-With a target, as FAB-T in AutoAttack, only the boundary between the label and the target is looked at, so a step costs
-one backward pass and not K - 1; any wrong class still counts.
+A misclassified point is kept if it is the nearest so far, and moved back: x <- x_0 + beta * (x - x_0). With a target,
+as in FAB-T of AutoAttack, only the boundary between the label and the target is considered, so a step takes one
+backward pass instead of K - 1; any wrong class still counts.
 
-Called as an attack it looks for a point within the radius. ``closest`` is what the method is for: the smallest
-perturbation, whatever its size.
+Called as an attack it searches for a point within the radius. ``closest`` returns the smallest perturbation, whatever
+its size.
 
 Deviations
-* The nearest boundary is the one nearest within the box. The paper chooses by |f_k - f_y| over the dual norm of the
-  gradient, which ignores the box; this way the answer for a linear model is the true one. Among more than ten
-  classes the paper's rule says which nine are compared, to bound the memory.
-* The projection solves the same dual problem in one variable, exactly, by Newton's method and not by a sort: a
-  handful of passes over the pixels, however many there are. On a GPU it is cut off after six.
-* As an attack it leaves an example alone once a point within the radius is found.
-  A point found further out is projected into the ball, where it may still fool the model; AutoAttack drops it.
-* The first attempt at a target starts at the image, further restarts at random at half the radius. The paper takes
-  half the smallest distance so far if that is less; in an attack it never is, as only survivors are tried again.
+* The nearest boundary is the one nearest within the box, which is exact for linear models. The paper chooses by
+  |f_k - f_y| over the dual norm of the gradient, which ignores the box. With more than ten classes the paper's rule
+  selects nine candidates, to bound the memory.
+* The projection solves the same dual problem in one variable, exactly, by Newton's method instead of sorting: a few
+  passes over the pixels. On a GPU it stops after six.
+* Called as an attack, an example is finished once a point within the radius is found. A point found further out is
+  projected into the ball, where it may still be misclassified; AutoAttack drops it.
+* The first attempt at a target starts at the image, restarts start at random at half the radius. The paper takes half
+  the smallest distance so far if that is less; in an attack it never is, as only survivors are attacked again.
   ``closest`` does as the paper does.
-* The paper ends with three interpolations between the image and the result. Here the end of ``closest`` is a short
-  walk in strides a tenth as long, which also slides along the boundary; within a radius neither gains anything.
+* The paper ends with three interpolations between the image and the result. Here ``closest`` ends with a short search
+  in steps a tenth as long, which also moves along the boundary. Within a radius neither has an effect.
 """
 
 # B batch, D pixels, K classes
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from classwise.attacks.gradient import GradientAttack, Search
-from classwise.attacks.problem import WORTH_LEAVING, Problem
+from classwise.attacks.gradient import Search
+from classwise.attacks.minimum_norm import MinimumNormAttack
+from classwise.attacks.problem import WORTH_LEAVING, Problem, per_pixel
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
-from classwise.core.model_calls import State, Step, frozen
-from classwise.core.streams import Randomness
+from classwise.core.model_calls import State, Step
 from classwise.core.threat import Norm, length, unit
 
 CANDIDATES = 9
-"""The most boundaries that are projected onto in one step."""
-PAUSE = 10
-"""Steps between two looks at which examples are done: each look makes the host wait for the device."""
-PASSES = 6
-"""Of Newton's method on a GPU, which is not asked whether it is done. It takes two to five."""
+"""Maximum number of boundaries that are projected onto in one step."""
+CHECK_EVERY = 10
+"""Steps between checks for finished examples, each of which makes the host wait for the device."""
+NEWTON_STEPS = 6
+"""Fixed number of Newton steps on a GPU, where checking convergence would wait for the device. Two to five suffice."""
 FINER = 10
-"""How much smaller alpha_max, eta - 1 and 1 - beta are in the final search."""
+"""Factor by which alpha_max, eta - 1 and 1 - beta are smaller in the final search."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FAB(GradientAttack):
-    """Walks along the nearest decision boundary to where it is closest to the image."""
+class FAB(MinimumNormAttack):
+    """The fast adaptive boundary attack (Croce & Hein 2020): search for the smallest perturbation."""
 
     steps: int = 100
     alpha_max: Number = 0.1
-    """Largest pull towards the projection of the original image."""
+    """Largest weight of the projection of the natural image."""
     eta: Number = 1.05
-    """How far beyond the hyperplane a step goes, relative to the distance from it."""
+    """Overshoot: length of a step relative to the distance from the hyperplane."""
     beta: Number = 0.9
-    """Share of its perturbation that a point keeps once it has crossed into another class."""
+    """Share of the perturbation that is kept after a point is misclassified."""
     final_search: int = 20
-    """Steps of a finer walk from the best point at the end of ``closest``."""
+    """Steps of a finer search from the best point at the end of ``closest``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,44 +82,23 @@ class FAB(GradientAttack):
         if self.final_search < 0:
             raise InputError(f"final_search must not be negative, got {self.final_search}")
 
-    def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
-        return self._within_radius(problem, aim, problem.ball.centre)
+    def search(self, problem: Problem) -> Tensor:
+        return self._within_radius(problem, problem.ball.centre)
 
     @property
     def retry(self) -> Search:
-        return self._search_elsewhere
+        return lambda problem: self._within_radius(problem, _random_start(problem, problem.ball.radius / 2))
 
-    def _search_elsewhere(self, problem: Problem, aim: Tensor | None) -> Tensor:
-        return self._within_radius(problem, aim, _random_start(problem, problem.ball.radius / 2))
-
-    def closest(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> tuple[Tensor, Tensor]:
-        """The nearest misclassified images found and their distances (B,), whatever eps is.
-
-        An image already misclassified is its own answer, at distance 0; where nothing is found, the image comes
-        back with distance infinity, as do the images of a class that is itself the target.
-        """
-        norm = self.norm or "Linf"
-        whole = 1.0 if norm == "Linf" else math.sqrt(max(1, x[:1].numel()))
-        problem = replace(self, eps=whole).pose(model, x, y, generator=generator)
-        with torch.inference_mode(False), torch.enable_grad(), frozen(model):
-            images = problem.ball.centre.clone()
-            distances = images.new_full((len(images),), torch.inf)
-            rows = torch.arange(len(images), device=images.device)
-            if isinstance(self.target, int):
-                rows = rows[problem.y != self.target]
-            if len(rows):
-                images[rows], distances[rows] = self._smallest(problem.take(rows))
-            return images.to(x.device), distances.to(x.device)
-
-    def _smallest(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """The smallest of every target and every restart, each followed to its end."""
+    def smallest(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        """Return the nearest images of all targets and restarts, each search run to its end, and their distances."""
         centre = problem.ball.centre
         best, sizes = centre.clone(), centre.new_full((len(problem),), torch.inf)
-        for aim in self._aims(problem):
+        for targets in self.targets_in_turn(problem):
+            attempt = replace(problem, targets=targets)
             for restart in range(self.restarts):
                 within = torch.minimum(sizes.view_as(problem.ball.radius), problem.ball.radius)
                 start = centre if restart == 0 else _random_start(problem, within / 2)
-                found, size = self._minimise(problem, aim, start, enough=torch.zeros_like(sizes))
+                found, size = self._minimize(attempt, start, enough=torch.zeros_like(sizes))
                 better = size < sizes
                 best, sizes = _where(better, found, best), torch.where(better, size, sizes)
         fooled = sizes.isfinite()
@@ -129,7 +107,7 @@ class FAB(GradientAttack):
         return best, sizes
 
     def _refine(self, problem: Problem, best: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """A walk from the best points in smaller strides, along the boundary to the class they are taken for."""
+        """Search from the best points in smaller steps, along the boundary to the class predicted there."""
         finer = replace(
             self,
             steps=self.final_search,
@@ -137,23 +115,23 @@ class FAB(GradientAttack):
             eta=1 + (self.eta - 1) / FINER,
             beta=1 - (1 - self.beta) / FINER,
         )
-        aim = problem.logits(best).argmax(1)
-        found, size = finer._minimise(problem, aim, best, enough=torch.zeros_like(sizes))
+        problem = replace(problem, targets=problem.logits(best).argmax(1))
+        found, size = finer._minimize(problem, best, enough=torch.zeros_like(sizes))
         return _where(size < sizes, found, best), torch.minimum(size, sizes)
 
-    def _within_radius(self, problem: Problem, aim: Tensor | None, start: Tensor) -> Tensor:
-        found, _ = self._minimise(problem, aim, start, enough=problem.ball.radius.flatten())
+    def _within_radius(self, problem: Problem, start: Tensor) -> Tensor:
+        found, _ = self._minimize(problem, start, enough=problem.ball.radius.flatten())
         return problem.ball.project(found)
 
-    def _minimise(self, problem: Problem, aim: Tensor | None, x: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest misclassified points on one walk and their distances, or the last points and infinity.
+    def _minimize(self, problem: Problem, x: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the nearest misclassified points of a search and their distances, or the last points and infinity.
 
-        An example whose distance is ``enough`` (B,) walks no further.
+        An example is finished once its distance is ``enough`` (B,).
         """
         found, sizes = x.clone(), torch.full_like(enough, torch.inf)
         rows = torch.arange(len(problem), device=x.device)
-        walk, state = self._walk(problem, aim, enough), self._look(problem, enough, x, found, sizes)
-        for done in range(0, self.steps, PAUSE):
+        step, state = self._step(problem, enough), self._record(problem, enough, x, found, sizes)
+        for done in range(0, self.steps, CHECK_EVERY):
             found[rows], sizes[rows] = state[1:]
             wanted = sizes[rows] > enough[rows]
             left = int(wanted.sum())
@@ -161,22 +139,21 @@ class FAB(GradientAttack):
                 return found, sizes
             if len(rows) - left >= WORTH_LEAVING * len(rows):
                 rows, problem, state = rows[wanted], problem.take(wanted), tuple(part[wanted] for part in state)
-                aim = None if aim is None else aim[wanted]
-                walk = self._walk(problem, aim, enough[rows])
-            state = problem.repeat(walk, state, min(PAUSE, self.steps - done))
+                step = self._step(problem, enough[rows])
+            state = problem.repeat(step, state, min(CHECK_EVERY, self.steps - done))
         found[rows], sizes[rows] = state[1:]
         return found, sizes
 
-    def _walk(self, problem: Problem, aim: Tensor | None, enough: Tensor) -> Step:
-        """What one step is."""
+    def _step(self, problem: Problem, enough: Tensor) -> Step:
+        """Return the function that takes one step."""
 
-        def walk(x: Tensor, found: Tensor, sizes: Tensor) -> State:
-            return self._look(problem, enough, self._step(problem, aim, x), found, sizes)
+        def step(x: Tensor, found: Tensor, sizes: Tensor) -> State:
+            return self._record(problem, enough, self._cross(problem, x), found, sizes)
 
-        return walk
+        return step
 
-    def _look(self, problem: Problem, enough: Tensor, x: Tensor, found: Tensor, sizes: Tensor) -> State:
-        """Remember where the model is fooled nearer than before, and go back from there."""
+    def _record(self, problem: Problem, enough: Tensor, x: Tensor, found: Tensor, sizes: Tensor) -> State:
+        """Keep misclassified points that are nearer than before, and move them back towards the image."""
         survives = problem.survives(x)
         size = _size(x - problem.ball.centre, problem.ball.norm)
         better = ~survives & (size < sizes) & (sizes > enough)
@@ -184,12 +161,12 @@ class FAB(GradientAttack):
         back = problem.ball.centre + self.beta * (x - problem.ball.centre)
         return _where(survives, x, back), found, torch.where(better, size, sizes)
 
-    def _step(self, problem: Problem, aim: Tensor | None, x: Tensor) -> Tensor:
-        """Beyond the nearest boundary, mostly from here and a little from the original."""
+    def _cross(self, problem: Problem, x: Tensor) -> Tensor:
+        """Return points beyond the nearest boundary, between the projections of the current points and the images."""
         norm = problem.ball.norm
         here, home = x.flatten(1), problem.ball.centre.flatten(1)
-        normal, value, from_here = _nearest_boundary(problem, aim, x)
-        # The value at home is that of the tangent, not of the model.
+        normal, value, from_here = _nearest_boundary(problem, x)
+        # The value at the image is that of the tangent, not of the model.
         from_home = to_hyperplane(home, normal, value + (normal * (home - here)).sum(1), norm)
         near, far = _size(from_here, norm), _size(from_home, norm)
         alpha = (near / (near + far).clamp_min(torch.finfo(x.dtype).tiny)).clamp_max(self.alpha_max)[:, None]
@@ -198,19 +175,19 @@ class FAB(GradientAttack):
 
 
 def to_hyperplane(x: Tensor, normal: Tensor, value: Tensor, norm: Norm) -> Tensor:
-    """The shortest steps δ (B, D) from points ``x`` (B, D) with value + normal · δ = 0 that stay in the box [0, 1].
+    """Return the shortest steps d (B, D) from ``x`` (B, D) to a hyperplane, value + normal * d = 0, within [0, 1].
 
-    Where the hyperplane (``value`` (B,) at x, gradient ``normal`` (B, D)) misses the box, δ leads to the point of
-    the box that comes nearest to it, the corner of the pixels that matter.
+    If the hyperplane (``value`` (B,) at x, gradient ``normal`` (B, D)) does not meet the box, d leads to the point of
+    the box nearest to it.
 
-    Every pixel moves the right way by min(λ · pace_i, room_i), room_i being its distance to the edge of the box,
-    and pace_i = 1 for Linf or |normal_i| for L2; these are the points that satisfy the optimality conditions. The
-    gain Σ |normal_i| · min(λ · pace_i, room_i) is concave in λ, so Newton's method from λ = 0 never overshoots:
-    each pass finds further pixels that reach their edge, and the first that finds none has the exact λ.
+    By the optimality conditions every pixel moves by min(t * pace_i, room_i) in the direction that changes the value
+    towards 0, where room_i is its distance to the bound of the box, and pace_i is 1 for Linf and |normal_i| for L2. The
+    gain sum_i |normal_i| * min(t * pace_i, room_i) is concave in t, so Newton's method from t = 0 never overshoots:
+    each step finds further pixels that reach their bound, and the first step that finds none has the exact t.
     """
     normal = normal * -value.sign()[:, None]
     room = torch.where(normal > 0, 1 - x, x) * (normal != 0)
-    # Relative to the largest entry: the squares of a confident model's gradient may all be zero.
+    # Relative to the largest entry, as the squares of a confident model's gradient may underflow.
     largest = normal.abs().amax(1).clamp_min(torch.finfo(x.dtype).tiny)
     weight = normal.abs() / largest[:, None]
     pace = torch.ones_like(weight) if norm == "Linf" else weight
@@ -222,18 +199,21 @@ def to_hyperplane(x: Tensor, normal: Tensor, value: Tensor, norm: Norm) -> Tenso
         missing = (need - torch.where(full, most, 0).sum(1)).clamp_min(0)
         level = missing / torch.where(full, 0, rate).sum(1).clamp_min(torch.finfo(x.dtype).tiny)
         reached = full | (level[:, None] * pace >= room)
-        if passes == PASSES if x.is_cuda else torch.equal(reached, full):
+        if passes == NEWTON_STEPS if x.is_cuda else torch.equal(reached, full):
             return normal.sign() * torch.where(full, room, level[:, None] * pace)
         full = reached
 
 
-def _nearest_boundary(problem: Problem, aim: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Normal (B, D) and value (B,) of the tangent at ``x`` that is nearest in the box, and the step (B, D) to it."""
-    y = problem.y[:, None]
+def _nearest_boundary(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the nearest tangent at ``x`` within the box: normal (B, D), value (B,) and the step (B, D) to it."""
+    y, targets = problem.y[:, None], problem.targets
 
     def differences(logits: Tensor) -> Tensor:
         num_classes = logits.shape[1]
-        others = (y + torch.arange(1, num_classes, device=y.device)) % num_classes if aim is None else aim[:, None]
+        if targets is None:
+            others = (y + torch.arange(1, num_classes, device=y.device)) % num_classes
+        else:
+            others = targets[:, None]
         return logits.gather(1, others) - logits.gather(1, y)
 
     gradients, values, _ = problem.gradients(x, differences)
@@ -254,7 +234,7 @@ def _nearest_boundary(problem: Problem, aim: Tensor | None, x: Tensor) -> tuple[
 
 
 def _random_start(problem: Problem, radius: Tensor) -> Tensor:
-    """A random point at this distance (B, 1, 1, 1), or nearer where the box cuts it off."""
+    """Return a random point at this distance (B, 1, 1, 1) from the image, clipped to the box."""
     centre = problem.ball.centre
     if problem.ball.norm == "L2":
         direction = unit(problem.noise.normal(centre))
@@ -269,4 +249,4 @@ def _size(delta: Tensor, norm: Norm) -> Tensor:
 
 
 def _where(condition: Tensor, x: Tensor, other: Tensor) -> Tensor:
-    return torch.where(condition.view(-1, *[1] * (x.dim() - 1)), x, other)
+    return torch.where(per_pixel(condition, x), x, other)

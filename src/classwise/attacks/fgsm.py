@@ -1,6 +1,6 @@
-"""The fast gradient sign method (Goodfellow et al. 2015): one step of size eps.
+"""The fast gradient sign method, FGSM (Goodfellow et al. 2015): one step of size eps.
 
-With ``start=uniform`` it is the attack of fast adversarial training (Wong et al. 2020), who step 1.25 · eps.
+With ``start=uniform`` and ``step_size`` = 1.25 * eps it is the attack of fast adversarial training (Wong et al. 2020).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import make_loss
-from classwise.attacks.pgd import climb
+from classwise.attacks.pgd import ascend
 from classwise.attacks.problem import Problem
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
@@ -20,10 +20,10 @@ from classwise.core.threat import Start
 
 @dataclass(frozen=True, kw_only=True)
 class FGSM(GradientAttack):
-    """One step of steepest ascent of the cross-entropy."""
+    """The fast gradient sign method (Goodfellow et al. 2015): one step on the cross-entropy."""
 
     step_size: Number | None = None
-    """eps if not given."""
+    """Step size in the units of eps. Default: eps."""
     start: Start = "zero"
 
     def __post_init__(self) -> None:
@@ -31,7 +31,7 @@ class FGSM(GradientAttack):
         if self.step_size is not None and self.step_size <= 0:
             raise InputError(f"step_size must be positive, got {self.step_size}")
 
-    def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
+    def search(self, problem: Problem) -> Tensor:
         step_size = self.step_size if self.step_size is not None else self.threat.eps
         start = problem.ball.start(self.start, problem.noise)
-        return climb(problem, make_loss("ce", problem, aim), start, 1, step_size)
+        return ascend(problem, make_loss("ce", problem), start, 1, step_size)

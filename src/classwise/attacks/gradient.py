@@ -1,4 +1,4 @@
-"""Attacks that may aim at a class, and try again: every target and every restart goes to what still survives."""
+"""The base of gradient attacks: targets and restarts, each attempt on the examples that survived those before."""
 
 # B batch, K classes
 
@@ -6,108 +6,120 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
 
 from classwise.attacks.base import BallAttack
 from classwise.attacks.losses import margin
-from classwise.attacks.problem import Problem
+from classwise.attacks.problem import Problem, per_pixel
 from classwise.core.errors import InputError
 
 Target = Literal["most-likely", "least-likely", "random", "all"] | int
-"""Which wrong class to aim at: by the model's own order on the clean image, at random, each in turn, or one class."""
+"""The wrong class to target: by its logit on the natural image, at random, each class in turn, or one class."""
 
-Search = Callable[[Problem, Tensor | None], Tensor]
-"""One attempt: towards some classes (B,), or away from the labels."""
-ROOM = {False: 100, True: 1000}
-"""Examples that keep the device busy, by whether it is a GPU. Side by side, what one breaks costs the others too."""
+Search = Callable[[Problem], Tensor]
+"""One attempt at a batch."""
+CAPACITY = {False: 100, True: 1000}
+"""Examples that keep the device busy, by whether it is a GPU. Attempts that run together cannot spare one another."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientAttack(BallAttack):
-    """An attack with targets and restarts. Its author writes one search towards one class, or away from the label."""
-
-    aims: ClassVar[bool] = True
+    """A gradient attack with targets and restarts. Subclasses implement one attempt, ``search``."""
 
     target: Target | None = None
-    """None: away from the label. A number aims at that class; examples of the class itself are left as they are."""
+    """Class to target; None: untargeted. With a class number, images of that class are not attacked."""
     num_targets: int | None = None
-    """With ``target=all``, only so many classes, the likeliest first."""
+    """With ``target=all``, only the most likely classes, at most this many."""
     restarts: int = 1
+    """Number of attempts per target."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.restarts < 1:
             raise InputError(f"restarts must be at least 1, got {self.restarts}")
         if self.num_targets is not None and self.target != "all":
-            raise InputError("num_targets goes with target=all")
+            raise InputError(f"num_targets needs target=all, got target={self.target}")
         if self.num_targets is not None and self.num_targets < 1:
             raise InputError(f"num_targets must be at least 1, got {self.num_targets}")
         if isinstance(self.target, int) and self.target < 0:
-            raise InputError(f"target = {self.target} is not a class")
+            raise InputError(f"target must be a class number from 0, got {self.target}")
+
+    @property
+    def supports_targets(self) -> bool:
+        return True
 
     @final
     def perturb(self, problem: Problem) -> Tensor:
-        """Every target in turn, and that again for every restart, each on what the ones before left."""
+        """Try every target, in every restart, each on the examples that survived the attempts before."""
         result = problem.ball.centre.clone()
-        rows = torch.arange(len(problem), device=result.device)
-        if isinstance(self.target, int) and problem.targets is None:
-            rows = rows[problem.y != self.target]
-            if not len(rows):
-                return result
-            problem = problem.take(rows)
-        places = rows
-        searches: list[Search] = [self.search, *[self.retry] * (self.restarts - 1)]
-        aims = self._aims(problem)
-        attempts = [(search, aim) for search in searches for aim in aims]
-        if len(attempts) == 1:
-            result[rows] = self.search(problem, aims[0])
+        attacked, problem = self.without_target_class(problem)
+        if not len(attacked):
             return result
-        nearest = torch.full_like(problem.ball.radius.flatten(), -torch.inf)
+        rows = attacked
+        searches: list[Search] = [self.search, *[self.retry] * (self.restarts - 1)]
+        targets_in_turn = self.targets_in_turn(problem)
+        attempts = [(search, targets) for search in searches for targets in targets_in_turn]
+        if len(attempts) == 1:
+            result[rows] = self.search(replace(problem, targets=targets_in_turn[0]))
+            return result
+        highest = torch.full_like(problem.ball.radius.flatten(), -torch.inf)
         number = 0
         while number < len(attempts):
-            # A small batch does not fill the device: several attempts go side by side.
-            room = max(ROOM[result.device.type == "cuda"] // len(rows), 1)
-            search, alike = next(groupby(attempts[number : number + room], itemgetter(0)))
-            group = [aim for _, aim in alike]
-            aimed = [aim[torch.searchsorted(places, rows)] for aim in group if aim is not None]
-            trial = problem.attempts(range(number, number + len(group)))
-            x = search(trial, torch.cat(aimed) if aimed else None)
+            # A small batch does not fill the device: several attempts run side by side.
+            count = max(CAPACITY[result.device.type == "cuda"] // len(rows), 1)
+            search, alike = next(groupby(attempts[number : number + count], itemgetter(0)))
+            group = [targets for _, targets in alike]
+            chosen = [targets[torch.searchsorted(attacked, rows)] for targets in group if targets is not None]
+            trial = replace(
+                problem.repeated(range(number, number + len(group))), targets=torch.cat(chosen) if chosen else None
+            )
+            x = search(trial)
             margins = margin(trial.y)(trial.logits(x)).nan_to_num(-torch.inf)
-            for some, reached in zip(x.chunk(len(group)), margins.chunk(len(group)), strict=True):
-                # What is broken stays as it is; what no attempt breaks comes back as it was nearest to that.
-                nearer = (reached > nearest) & (nearest <= 0)
-                nearest = torch.where(nearer, reached, nearest)
-                result[rows] = torch.where(nearer.view(-1, *[1] * (x.dim() - 1)), some, result[rows])
+            for found, reached in zip(x.chunk(len(group)), margins.chunk(len(group)), strict=True):
+                # A broken example keeps its image; of an unbroken one the image of the highest margin is returned.
+                better = (reached > highest) & (highest <= 0)
+                highest = torch.where(better, reached, highest)
+                result[rows] = torch.where(per_pixel(better, x), found, result[rows])
             number += len(group)
-            alive = nearest <= 0
+            alive = highest <= 0
             if not bool(alive.any()):
                 break
-            rows, problem, nearest = rows[alive], problem.take(alive), nearest[alive]
+            rows, problem, highest = rows[alive], problem.take(alive), highest[alive]
         return result
 
     @abstractmethod
-    def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
-        """One attempt: towards the classes ``aim`` (B,), or away from the labels. It ends within the ball."""
+    def search(self, problem: Problem) -> Tensor:
+        """Make one attempt, towards the targets of the problem if it has any. The result lies within the ball."""
 
     @property
     def retry(self) -> Search:
-        """How a further attempt at the same goes: as the first, unless that has a start of its own."""
+        """How later attempts are made: as the first, unless overridden."""
         return self.search
 
-    def _aims(self, problem: Problem) -> list[Tensor | None]:
-        """The classes to aim at, one after the other."""
+    @final
+    def without_target_class(self, problem: Problem) -> tuple[Tensor, Problem]:
+        """Return the examples to attack, all but those of a fixed target class, and their positions."""
+        rows = torch.arange(len(problem), device=problem.y.device)
+        if not isinstance(self.target, int) or problem.targets is not None:
+            return rows, problem
+        rows = rows[problem.y != self.target]
+        return rows, problem.take(rows)
+
+    @final
+    def targets_in_turn(self, problem: Problem) -> list[Tensor | None]:
+        """Return the target classes (B,) of every attempt; None stands for an untargeted one."""
         if self.target is None and problem.targets is None:
             return [None]
-        if problem.drawn:
+        if problem.targets_checked:
             return [problem.targets]
-        clean = problem.logits(problem.ball.centre)
-        num_classes = clean.shape[1]
+        natural = problem.logits(problem.ball.centre)
+        num_classes = natural.shape[1]
         if problem.targets is not None:
             _check_targets(problem.targets, problem.y, num_classes)
             return [problem.targets]
@@ -115,30 +127,32 @@ class GradientAttack(BallAttack):
             targets = torch.full_like(problem.y, self.target)
             _check_targets(targets, problem.y, num_classes)
             return [targets]
-        if self.target == "random":
-            # uniform over the other classes: a step of 1 to K - 1 round the circle of classes
-            draw = problem.noise.uniform(clean[:, :1].float()).squeeze(1)
-            return [(problem.y + 1 + (draw * (num_classes - 1)).long()) % num_classes]
         others = num_classes - 1
+        if self.target == "random":
+            # Uniform over the other classes: 1 to K - 1 classes further, modulo K.
+            draw = problem.noise.uniform(natural[:, :1].float()).squeeze(1)
+            return [(problem.y + 1 + (draw * others).long()) % num_classes]
         if self.num_targets is not None and self.num_targets > others:
-            raise InputError(f"num_targets = {self.num_targets}, but there are only {others} classes to aim at")
-        order = self.order(problem, clean)
+            raise InputError(
+                f"num_targets must be at most {others}, the number of wrong classes, got {self.num_targets}"
+            )
+        order = self.target_order(problem, natural)
         if self.target == "most-likely":
             return [order[:, 0]]
         if self.target == "least-likely":
             return [order[:, -1]]
         return list(order[:, : self.num_targets or others].unbind(1))
 
-    def order(self, problem: Problem, clean: Tensor) -> Tensor:
-        """(B, K - 1) the wrong classes, from the likeliest on the clean image, whose logits these are, to the least."""
-        order = clean.scatter(1, problem.y[:, None], -torch.inf).argsort(dim=1, descending=True, stable=True)
+    def target_order(self, problem: Problem, natural: Tensor) -> Tensor:
+        """Return the wrong classes (B, K - 1) from most to least likely, given the logits of the natural images."""
+        order = natural.scatter(1, problem.y[:, None], -torch.inf).argsort(dim=1, descending=True, stable=True)
         return order[:, :-1]
 
 
 def _check_targets(targets: Tensor, y: Tensor, num_classes: int) -> None:
-    if bool(((targets < 0) | (targets >= num_classes)).any()):
-        wrong = int(targets[(targets < 0) | (targets >= num_classes)][0])
-        raise InputError(f"target {wrong} is not a class: the model has {num_classes}, counted from 0")
+    invalid = (targets < 0) | (targets >= num_classes)
+    if bool(invalid.any()):
+        raise InputError(f"target {int(targets[invalid][0])} is not a class: expected 0 to {num_classes - 1}")
     if bool((targets == y).any()):
         count = int((targets == y).sum())
-        raise InputError(f"a target must not be the true label, as it is for {count} of {len(y)} images")
+        raise InputError(f"a target must differ from the true label, but {count} of {len(y)} images have it as target")

@@ -1,4 +1,4 @@
-"""What a gradient attack climbs: per-example losses of the logits. Larger is worse for the model."""
+"""Losses that gradient attacks maximize: per-example functions of the logits. Larger is worse for the model."""
 
 # B batch, K classes
 
@@ -17,14 +17,16 @@ from classwise.core.fusing import fusible
 LossName = Literal["ce", "margin", "dlr", "kl"]
 Loss = Callable[[Tensor], Tensor]
 """Logits (B, K) to losses (B,)."""
+TINY = 1e-12
+"""Keeps a quotient finite where all logits are equal."""
 
 
 def log_odds(y: Tensor) -> Loss:
-    """log (1 - p_y) / p_y: cross-entropy for an attacker.
+    """Log odds against the label, log((1 - p_y) / p_y): cross-entropy without its flat region.
 
-    It rises and falls with -log p_y example by example, so every step takes the direction of cross-entropy's
-    gradient, but it never goes flat: where p_y rounds to one (a margin of 17 in float32), cross-entropy loses the
-    gradient of the true logit, and at a margin of 100 the rest of it.
+    It is a strictly increasing function of -log p_y, so the gradients of both have the same direction. But where p_y
+    rounds to one (a margin of 17 in float32) cross-entropy loses the gradient of the true logit, and at a margin of 100
+    all of it; the log odds keep theirs.
     """
     return lambda logits: _log_odds(logits, y)
 
@@ -35,14 +37,15 @@ def _log_odds(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def margin(y: Tensor) -> Loss:
-    """max over k ≠ y of z_k, minus z_y: positive exactly where the example is misclassified."""
+    """Margin of the best wrong class, max_{k != y} z_k - z_y: positive exactly where the example is misclassified."""
     return lambda logits: _others(logits, y).amax(1) - _at(logits, y)
 
 
 def dlr(y: Tensor) -> Loss:
-    """The margin over z_(1) - z_(3), the first and third largest logit (Croce & Hein 2020, Eq. 6).
+    """Difference of logits ratio: the margin over z_(1) - z_(3), the largest and third largest logit.
 
-    It does not change when the logits are scaled or shifted. Under four classes it is the plain margin.
+    It is invariant to scaling and shifting the logits (Croce & Hein 2020, Eq. 6). With fewer than four classes it is
+    the margin.
     """
 
     def loss(logits: Tensor) -> Tensor:
@@ -55,7 +58,7 @@ def dlr(y: Tensor) -> Loss:
 
 
 def divergence(reference: Tensor) -> Loss:
-    """KL(p(x) ‖ p(x')) from the clean logits (B, K), computed once. Its gradient vanishes at x' = x."""
+    """Kullback-Leibler divergence KL(p(x) || p(x')) from reference logits (B, K). Its gradient is zero at x' = x."""
     log_p = reference.log_softmax(1)
     return lambda logits: _divergence(logits, log_p)
 
@@ -65,22 +68,25 @@ def _divergence(logits: Tensor, log_p: Tensor) -> Tensor:
     return (log_p.exp() * (log_p - logits.log_softmax(1))).sum(1)
 
 
-def targeted_log_odds(aim: Tensor) -> Loss:
-    """log p_t / (1 - p_t) of the target t: the attacker's cross-entropy turned round."""
-    untargeted = log_odds(aim)
+def targeted_log_odds(targets: Tensor) -> Loss:
+    """Log odds of the target t, log(p_t / (1 - p_t))."""
+    untargeted = log_odds(targets)
     return lambda logits: -untargeted(logits)
 
 
-def targeted_margin(y: Tensor, aim: Tensor) -> Loss:
-    """z_t - z_y."""
-    return lambda logits: _at(logits, aim) - _at(logits, y)
+def targeted_margin(y: Tensor, targets: Tensor) -> Loss:
+    """Margin of the target t over the label, z_t - z_y."""
+    return lambda logits: _at(logits, targets) - _at(logits, y)
 
 
-def targeted_dlr(y: Tensor, aim: Tensor) -> Loss:
-    """z_t - z_y over z_(1) - (z_(3) + z_(4)) / 2 (Croce & Hein 2020, Eq. 7). Under four classes, z_t - z_y."""
+def targeted_dlr(y: Tensor, targets: Tensor) -> Loss:
+    """Targeted difference of logits ratio: z_t - z_y over z_(1) - (z_(3) + z_(4)) / 2 (Croce & Hein 2020, Eq. 7).
+
+    With fewer than four classes it is z_t - z_y.
+    """
 
     def loss(logits: Tensor) -> Tensor:
-        difference = targeted_margin(y, aim)(logits)
+        difference = targeted_margin(y, targets)(logits)
         if logits.shape[1] < 4:
             return difference
         top = logits.topk(4, 1).values
@@ -89,24 +95,24 @@ def targeted_dlr(y: Tensor, aim: Tensor) -> Loss:
     return loss
 
 
-TINY = 1e-12
-"""Keeps a quotient finite where all logits are the same."""
-
-
-def make_loss(name: LossName, problem: Problem, aim: Tensor | None = None) -> Loss:
-    """The named loss for these examples, away from their labels or towards the classes ``aim``."""
-    y = problem.y
-    if aim is not None:
+def make_loss(name: LossName, problem: Problem) -> Loss:
+    """Return the named loss for a batch: towards its targets if it has any, else away from the labels."""
+    y, targets = problem.y, problem.targets
+    if targets is not None:
         if name == "kl":
-            raise InputError("loss 'kl' knows no target: use ce, margin or dlr")
-        return {"ce": targeted_log_odds(aim), "margin": targeted_margin(y, aim), "dlr": targeted_dlr(y, aim)}[name]
+            raise InputError("loss 'kl' does not support targets: use ce, margin or dlr")
+        return {
+            "ce": targeted_log_odds(targets),
+            "margin": targeted_margin(y, targets),
+            "dlr": targeted_dlr(y, targets),
+        }[name]
     if name == "kl":
         return divergence(problem.logits(problem.ball.centre))
     return {"ce": log_odds, "margin": margin, "dlr": dlr}[name](y)
 
 
 def _others(logits: Tensor, y: Tensor) -> Tensor:
-    """The logits with the label's out of the running."""
+    """Return the logits with that of the label set to minus infinity."""
     return logits.scatter(1, y[:, None], -torch.inf)
 
 

@@ -1,22 +1,21 @@
-"""NAttack (Li et al., ICML 2019): search for a Gaussian whose draws the model gets wrong.
+"""NAttack (Li et al., ICML 2019): search for a Gaussian distribution whose samples are misclassified.
 
-With w the mean of the Gaussian in tanh space, a member of the population is x'_i = Π((tanh(w + sigma z_i) + 1) / 2)
-with z_i standard normal, and its reward is r_i = -max(log p_y - max_{k≠y} log p_k, 0) / 2 (Algorithm 1).
-One iteration moves w by learning_rate / (population · sigma) · Σ A_i z_i, A being the rewards less their mean over
-their standard deviation: an estimate of the natural gradient of the expected reward.
+With w the mean of the Gaussian in tanh space, population member i is x'_i = P((tanh(w + sigma * z_i) + 1) / 2) with
+standard normal z_i, and its reward is r_i = -max(log p_y - max_{k != y} log p_k, 0) / 2 (Algorithm 1). An iteration
+adds learning_rate / (population * sigma) * sum_i A_i z_i to w, where A are the standardized rewards: an estimate of the
+natural gradient of the expected reward.
 
 ``sigma`` and ``learning_rate`` are in tanh space, whatever the radius. There a pixel that is exactly black or white
-lies seven units from grey and hardly moves, so expect little on drawings such as MNIST.
+lies seven units from gray and hardly moves, so the attack is weak on images such as MNIST.
 
 Deviations
-* The mean is tested before every iteration, for one query more; the authors test it every tenth.
-* ``reward=first-member`` is what the authors' code computes: it takes the runner-up of the first member for all of
-  them (``max(1)[0]`` of a numpy array is its first entry), which leaves log p_y and a constant. ``margin`` is the
-  paper's.
-* The ball is around the image itself; the code's is around the image pulled to grey by 1e-6, which keeps atanh finite.
+* The mean is tested before every iteration, with one more query; the authors test it every tenth iteration.
+* ``reward=first-member`` reproduces the authors' code, which uses the best wrong class of the first member for all
+  (``max(1)[0]`` of a numpy array is its first entry). ``margin`` is the paper's.
+* The ball is around the image; in the authors' code, around the image moved towards gray by 1e-6 to keep atanh finite.
 """
 
-# B batch, Q members of the population, K classes
+# B batch, Q population members, K classes
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from classwise.attacks.estimation import EstimationAttack, State, ask
+from classwise.attacks.estimation import EstimationAttack, State, query
 from classwise.attacks.losses import margin
 from classwise.attacks.problem import Problem
 from classwise.config.spec import Number
@@ -35,13 +34,16 @@ from classwise.core.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class NAttack(EstimationAttack):
-    """Natural evolution of a Gaussian in tanh space."""
+    """NAttack (Li et al. 2019): search for a Gaussian distribution of adversarial images, from scores."""
 
     iterations: int = 500
     population: int = 300
     sigma: Number = 0.1
+    """Standard deviation of the Gaussian, in tanh space."""
     learning_rate: Number = 0.02
+    """Step size of the mean, in tanh space."""
     reward: Literal["margin", "first-member"] = "margin"
+    """Reward of a member; ``first-member`` is that of the authors' code."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,7 +65,7 @@ class NAttack(EstimationAttack):
         z = problem.noise.normal(w[:, None].expand(-1, self.population, -1, -1, -1))
         repeated = torch.arange(len(w), device=w.device).repeat_interleave(self.population)
         members = problem.ball.take(repeated).project((((w[:, None] + self.sigma * z).tanh() + 1) / 2).flatten(0, 1))
-        logits = ask(problem, members.view_as(z))
+        logits = query(problem, members.view_as(z))
         rewards = rewards_of(logits, problem.y, self.reward).to(w.dtype)
         spread, mean = torch.std_mean(rewards, 1, correction=0, keepdim=True)
         advantage = (rewards - mean) / (spread + 1e-7)
@@ -72,8 +74,8 @@ class NAttack(EstimationAttack):
 
 
 def rewards_of(logits: Tensor, y: Tensor, kind: Literal["margin", "first-member"]) -> Tensor:
-    """Rewards (B, Q) of members with these logits (B, Q, K)."""
-    if kind == "margin":  # a difference of log-probabilities is one of logits
+    """Return the rewards (B, Q) of population members with these logits (B, Q, K)."""
+    if kind == "margin":  # a difference of log-probabilities is a difference of logits
         lead = -margin(y.repeat_interleave(logits.shape[1]))(logits.flatten(0, 1)).view(logits.shape[:2])
     else:
         log_p = logits.log_softmax(2)

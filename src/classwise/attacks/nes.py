@@ -1,14 +1,14 @@
 """NES (Ilyas et al., ICML 2018): projected gradient ascent on a gradient estimated from queries.
 
-The estimate is the antithetic one, 1 / (sigma n) · Σ u_i f(x + sigma u_i) over Gaussian directions that come with
-their opposites (Algorithm 1 there), and each step is PGD's.
+The estimate is antithetic, 1 / (sigma * n) * sum_i u_i f(x + sigma * u_i) over Gaussian directions and their opposites
+(Algorithm 1); each step is one of PGD.
 
 Deviations
-* Away from the label rather than towards a class, and "ce" is log (1 - p_y) / p_y, which never goes flat.
-* No momentum and no learning rate that falls on a plateau, which are in the authors' code and not in the paper.
+* The attack is untargeted, and "ce" is the log odds log((1 - p_y) / p_y), which do not go flat.
+* No momentum and no learning rate schedule, which are in the authors' code but not in the paper.
 """
 
-# B batch, Q queries an example
+# B batch, Q queries per example
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from classwise.core.threat import Start
 
 @dataclass(frozen=True, kw_only=True)
 class NES(EstimationAttack):
-    """PGD with gradients from Gaussian search directions."""
+    """NES (Ilyas et al. 2018): PGD with gradients estimated from queries in Gaussian directions."""
 
     iterations: int = 200
     population: int = 50
     sigma: Number = 0.001
+    """Distance of the queries from the image."""
     step_size: Number | None = None
-    """In the units of eps; eps / 5 if not given, the authors' 0.01 for their 0.05."""
+    """Step size in the units of eps. Default: eps / 5, which is the authors' 0.01 for their 0.05."""
     loss: EstimatedLoss = "ce"
     start: Start = "zero"
 

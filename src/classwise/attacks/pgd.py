@@ -1,12 +1,16 @@
-"""Projected gradient descent (Madry et al. 2018): x' ← Π(x' + α · steepest ascent of the loss).
+"""Projected gradient descent, PGD (Madry et al. 2018).
 
-With ``loss=margin`` it is the attack that the WAT paper and much of the field call CW (``cw-pgd`` in the registry).
+    x' <- P(x' + a * d(x')),   d the direction of steepest ascent of the loss in the norm, P the projection to the ball
+
+The search starts at a random point of the ball. With ``loss=margin`` it is the attack that the WAT paper and many
+others call CW (``cw-pgd``).
 
 Deviations
-* The step size defaults to 2.5 · eps / steps, so that the walk can cross the ball at any number of steps.
-* Further restarts go only to examples the earlier ones did not break, and of what none breaks the nearest to it comes
-  back. Each ends at its last iterate, as in the other libraries; an example broken on the way may therefore come back
-  unbroken.
+* The step size a defaults to 2.5 * eps / steps, so that any number of steps can cross the ball.
+* Restarts attack only the examples that survived the attempts before. For an example that survives all of them, the
+  image of the highest margin is returned.
+* An attempt ends at its last iterate, as in other libraries, so an example that is misclassified on the way may be
+  classified correctly in the end.
 """
 
 # B batch, K classes
@@ -28,11 +32,11 @@ from classwise.core.threat import Start
 
 @dataclass(frozen=True, kw_only=True)
 class PGD(GradientAttack):
-    """Gradient ascent on a loss within the ball, from a random start."""
+    """Projected gradient descent (Madry et al. 2018)."""
 
     steps: int = 20
     step_size: Number | None = None
-    """In the units of eps; 2.5 · eps / steps if not given."""
+    """Step size in the units of eps. Default: 2.5 * eps / steps."""
     loss: LossName = "ce"
     start: Start = "uniform"
 
@@ -43,20 +47,36 @@ class PGD(GradientAttack):
         if self.step_size is not None and self.step_size <= 0:
             raise InputError(f"step_size must be positive, got {self.step_size}")
         if self.loss == "kl" and self.start == "zero":
-            raise InputError("loss 'kl' needs a random start: its gradient is zero at the clean image")
+            raise InputError("loss 'kl' needs start=uniform or gaussian: its gradient is zero at the natural image")
 
-    def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
-        step_size = self.step_size if self.step_size is not None else 2.5 * self.threat.eps / self.steps
-        loss = make_loss(self.loss, problem, aim)
-        return climb(problem, loss, problem.ball.start(self.start, problem.noise), self.steps, step_size)
+    @property
+    def supports_targets(self) -> bool:
+        return self.loss != "kl"
+
+    @property
+    def step_length(self) -> float:
+        """Step size in use."""
+        return default_step(self.step_size, self.threat.eps, self.steps)
+
+    def search(self, problem: Problem) -> Tensor:
+        return self.ascend(problem, make_loss(self.loss, problem))
+
+    def ascend(self, problem: Problem, loss: Loss) -> Tensor:
+        """Return the last iterate of projected steepest ascent of a loss."""
+        return ascend(problem, loss, problem.ball.start(self.start, problem.noise), self.steps, self.step_length)
 
 
-def climb(problem: Problem, loss: Loss, x: Tensor, steps: int, step_size: float) -> Tensor:
-    """Steepest ascent from ``x``, projected after every step."""
+def default_step(step_size: float | None, eps: float, steps: int) -> float:
+    """Return the step size of PGD: as given, else 2.5 * eps / steps."""
+    return 2.5 * eps / steps if step_size is None else step_size
 
-    def ascend(x: Tensor) -> State:
+
+def ascend(problem: Problem, loss: Loss, x: Tensor, steps: int, step_size: float) -> Tensor:
+    """Return the last iterate of steepest ascent of a loss from ``x``, projected after every step."""
+
+    def step(x: Tensor) -> State:
         gradient, _, _ = problem.gradient(x, loss)
         return (problem.ball.step(x, gradient, step_size),)
 
-    (x,) = problem.repeat(ascend, (x,), steps)
+    (x,) = problem.repeat(step, (x,), steps)
     return x

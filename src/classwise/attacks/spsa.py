@@ -1,15 +1,15 @@
-"""SPSA (Uesato et al., ICML 2018): simultaneous perturbation, with Adam.
+"""SPSA (Uesato et al., ICML 2018): simultaneous perturbation stochastic approximation, with Adam.
 
-The gradient is estimated from the difference of the loss at x ± sigma v, for directions v of independent signs, and
-Adam takes the projected step (Algorithm 1 there).
+The gradient is estimated from differences of the loss at x + sigma * v and x - sigma * v, with directions v of
+independent random signs; Adam takes the step, which is projected (Algorithm 1).
 
-Adam moves every pixel about equally far, which suits Linf, the paper's norm; in L2 expect less than from NES.
+Adam moves all pixels about equally far, which suits Linf, the norm of the paper. In L2 it is weaker than NES.
 
 Deviations
-* The paper asks up to thousands of queries a step; the default here is 256.
+* The paper takes up to thousands of queries per step; the default here is 256.
 """
 
-# B batch, Q queries an example
+# B batch, Q queries per example
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from classwise.core.errors import InputError
 from classwise.core.threat import Start
 
 DECAY, DECAY_SQUARES = 0.9, 0.999
-"""Adam's moving averages of the gradient and of its square, at their usual values."""
+"""Decay rates of Adam's averages of the gradient and of its square."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SPSA(EstimationAttack):
-    """Adam with gradients from random signs."""
+    """SPSA (Uesato et al. 2018): Adam with gradients estimated from queries in directions of random signs."""
 
     iterations: int = 100
     population: int = 256
     sigma: Number = 0.01
+    """Distance of the queries from the image."""
     step_size: Number = 0.01
-    """Adam's learning rate: a pixel moves about so far in one step."""
+    """Learning rate of Adam, about the change of a pixel in one step."""
     loss: EstimatedLoss = "margin"
     start: Start = "zero"
 
@@ -59,7 +60,7 @@ class SPSA(EstimationAttack):
         gradient = antithetic(problem, x, torch.where(draw < 0.5, 1, -1).to(x), self.sigma, LOSSES[self.loss])
         mean = DECAY * mean + (1 - DECAY) * gradient
         square = DECAY_SQUARES * square + (1 - DECAY_SQUARES) * gradient.square()
-        # Both averages start from zero: dividing by what has been added up so far removes that.
+        # Bias correction of averages that start at zero.
         direction = mean / (1 - DECAY ** (iteration + 1))
         size = (square / (1 - DECAY_SQUARES ** (iteration + 1))).sqrt()
         x = x + self.step_size * problem.ball.stretch * direction / (size + 1e-8)

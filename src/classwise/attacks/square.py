@@ -1,24 +1,24 @@
-"""Square Attack (Andriushchenko et al. 2020): random search that asks the model for nothing but its scores.
+"""Square Attack (Andriushchenko et al. 2020): random search that uses only the scores of the model.
 
-Each query changes one small square window of the image, and the change stays where it raises the loss. The window
-covers a share p of the image, which is halved on a fixed schedule (Algorithm 1 there).
+Each query changes one square window of the image; the change is kept if it raises the loss. The window covers a share p
+of the image, which is halved on a fixed schedule (Algorithm 1).
 
-Linf (Algorithm 2): the search lives on the corners of the ball. It starts from vertical stripes of ±eps; a proposal
-sets one window, channel by channel, to one of the two bounds of its pixels.
-L2 (Algorithm 3): the search lives on the sphere. It starts from a grid of 5 x 5 bumps; a proposal empties one window
-and spends what that frees, with whatever the box has cut off, on a bump in another one.
+Linf (Algorithm 2): the search stays on the corners of the ball. It starts from vertical stripes of +-eps; a proposal
+sets one window, channel by channel, to one of the two bounds of its pixels. L2 (Algorithm 3): the search stays on the
+sphere. It starts from a grid of 5 x 5 bumps; a proposal empties one window and spends the freed norm, and what the box
+has cut off, on a bump in another window.
 
 Deviations
-* Windows, signs and the orientation of a bump are drawn for every example by itself; the authors share one place over
-  the batch, which makes the result of an example depend on its neighbours.
+* Windows, signs and the orientation of a bump are drawn per example; the authors share one position over the batch,
+  which makes the result of an example depend on the others.
 * A window may lie anywhere. The authors' code never reaches the last row and column.
-* The start is one of the ``queries``; theirs comes on top.
-* An example is broken once a wrong class is strictly ahead. The authors count a tie, which argmax may not.
-* The schedule is stretched to the number of queries, and L2 windows have odd sides of at least 3, both as in the
-  authors' code; tiles of the L2 start are a fifth of the shorter side, so that any image of two pixels and more works.
+* The start counts as one of the ``queries``; in the authors' code it does not.
+* An example is broken if a wrong class is strictly ahead. The authors count a tie, which argmax may not.
+* The schedule is scaled to the number of queries, and L2 windows have odd sides of at least 3, both as in the authors'
+  code. Tiles of the L2 start are a fifth of the shorter side, so that any image of at least two pixels works.
 """
 
-# B batch, C channels, H height, W width, K classes, S side of a window; images are flat in here: (B, C, H · W)
+# B batch, C channels, H height, W width, K classes, Q queries, S side of a window; images are flat: (B, C, H * W)
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ from classwise.core.errors import InputError
 from classwise.core.model_calls import State, Step
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
-"""Queries of ten thousand after which the share p is halved."""
+"""Queries, of ten thousand, after which the share p is halved."""
 BLOCK = 64
-"""Queries between two looks at which examples are broken: looking makes a GPU wait."""
-PATIENCE = 8
-"""Of a small batch looks are rarer: there may be a share of the queries behind between two of them, one in so many."""
-ROOM = {False: 100, True: 800}
+"""Queries between checks for broken examples, each of which makes a GPU wait."""
+CHECK_SHARE = 8
+"""Small batches are checked less often: after at least one part in eight of the queries done so far."""
+CAPACITY = {False: 100, True: 800}
 """Images that keep the device busy, by whether it is a GPU."""
-FEW = {False: 4, True: 160}
-"""Images of which one more costs next to nothing."""
-AT_ONCE = 8
-"""The most proposals of an example in one pass: one of them may be taken, and makes the others vain."""
-IN_VAIN = 0.4
-"""How many of those in one pass may be expected to be taken."""
+CHEAP = {False: 4, True: 160}
+"""Images up to which a larger pass takes almost no more time, by whether it is a GPU."""
+MAX_AHEAD = 8
+"""Maximum number of proposals per example in one pass. Those after an accepted one are wasted."""
+EXPECTED_ACCEPTED = 0.4
+"""Expected number of accepted proposals per example in one pass."""
 TINY = 1e-24
 """Keeps the direction of an empty window finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Square(BallAttack):
-    """Random search over square windows, which needs the model's scores only."""
+    """Square Attack (Andriushchenko et al. 2020): random search over square windows, from scores."""
 
     black_box: ClassVar[bool] = True
 
     queries: int = 5000
-    """At most so many per example. What is broken leaves after a block of queries; a small batch with some others."""
+    """Maximum number of queries per example. Broken examples are dropped after each block of queries."""
     p_init: Number = 0.8
     """Share of the image that the first windows cover."""
     loss: Literal["ce", "margin"] = "margin"
@@ -75,7 +75,7 @@ class Square(BallAttack):
         if self.queries < 1:
             raise InputError(f"queries must be at least 1, got {self.queries}")
         if not 0 < self.p_init <= 1:
-            raise InputError(f"p_init must be a share of the image, above 0 and at most 1, got {self.p_init}")
+            raise InputError(f"p_init must be above 0 and at most 1, got {self.p_init}")
 
     def perturb(self, problem: Problem) -> Tensor:
         begin, propose = (stripes, squares) if problem.ball.norm == "Linf" else (tiles, bumps)
@@ -85,7 +85,7 @@ class Square(BallAttack):
         x, score = begin(problem), self._score(problem.y)
         best = score(problem.logits(x.view(-1, *shape)))
         best = torch.where(best.isnan(), -torch.inf, best)
-        if ROOM[x.is_cuda] // len(x) > 1 and problem.ball.norm == "Linf":
+        if CAPACITY[x.is_cuda] // len(x) > 1 and problem.ball.norm == "Linf":
             return self._ahead(problem, x.view(-1, *shape), best)
         for side, count in self._blocks(shape, problem.ball.norm):
             alive = (best < torch.inf).nonzero().squeeze(1)
@@ -95,7 +95,7 @@ class Square(BallAttack):
                 score = self._score(problem.y)
                 if not len(rows):
                     break
-            # Proposals start from x as it is when they are made: it changes in place between two of them.
+            # Proposals are generated one by one from the current x, which changes in place.
             for candidate in propose(problem, x, side, count):
                 scores = score(problem.logits(candidate.view(-1, *shape)))
                 better = scores > best
@@ -104,11 +104,10 @@ class Square(BallAttack):
         return result.index_copy(0, rows, x).view(-1, *shape)
 
     def _ahead(self, problem: Problem, x: Tensor, best: Tensor) -> Tensor:
-        """The same search on a batch that does not fill the device: several proposals of an example at a time.
+        """Run the same search on a batch that does not fill the device, with several proposals per example in a pass.
 
-        Proposals are mostly refused, the more so the later. So the next few are asked together, as if none were taken;
-        the first that is better counts, and those after it are asked again, from the image as it then is. The result
-        is the same.
+        Most proposals are rejected. So the next few are evaluated together as if none were accepted; the first better
+        one is accepted, and those after it are evaluated again from the changed image. The result is the same.
         """
         result, rows = problem.ball.centre.clone(), torch.arange(len(x), device=x.device)
         blocks = list(self._blocks(x.shape[1:], "Linf"))
@@ -116,47 +115,47 @@ class Square(BallAttack):
             [draws(problem, count, 2 + x.shape[1]) for _, count in blocks] or [x.new_empty(len(x), 0, 5)], 1
         )
         sides = torch.tensor([side for side, count in blocks for _ in range(count)], device=x.device)
-        asked = torch.zeros_like(rows)
-        at_once, ask, taken = 0, None, best.new_ones(())
+        done = torch.zeros_like(rows)
+        ahead, step, accepted = 0, None, best.new_ones(())
         while True:
-            alive = (best < torch.inf) & (asked < len(sides))
-            least = torch.where(alive, asked, len(sides)).amin()
-            left, behind, rate = torch.stack([alive.sum(), least, taken]).tolist()
+            alive = (best < torch.inf) & (done < len(sides))
+            least = torch.where(alive, done, len(sides)).amin()
+            left, least_done, rate = torch.stack([alive.sum(), least, accepted]).tolist()
             if not left:
                 return result.index_copy(0, rows, x)
             if len(rows) - left >= WORTH_LEAVING * len(rows):
                 result = result.index_copy(0, rows, x)
-                rows, problem, draw, ask = rows[alive], problem.take(alive), draw[alive], None
-                x, best, asked = (part[alive] for part in (x, best, asked))
-            wanted = side_by_side(len(rows), rate, x.is_cuda)
-            if ask is None or wanted != at_once:
-                at_once, ask = wanted, self._ask(problem, draw, sides, wanted)
-            before, ahead = asked, min(max(BLOCK, behind // PATIENCE), len(sides) - behind)
-            state = (x, best, asked, torch.zeros_like(asked))
-            x, best, asked, hits = problem.repeat(ask, state, math.ceil(ahead / at_once))
-            taken = hits.sum() / (asked - before).sum()
+                rows, problem, draw, step = rows[alive], problem.take(alive), draw[alive], None
+                x, best, done = (part[alive] for part in (x, best, done))
+            wanted = proposals_ahead(len(rows), rate, x.is_cuda)
+            if step is None or wanted != ahead:
+                ahead, step = wanted, self._step_ahead(problem, draw, sides, wanted)
+            before, queries = done, min(max(BLOCK, least_done // CHECK_SHARE), len(sides) - least_done)
+            state = (x, best, done, torch.zeros_like(done))
+            x, best, done, hits = problem.repeat(step, state, math.ceil(queries / ahead))
+            accepted = hits.sum() / (done - before).sum()
 
-    def _ask(self, problem: Problem, draw: Tensor, sides: Tensor, at_once: int) -> Step:
-        """The next few proposals of every example, of which the first that is better is taken."""
-        score = self._score(problem.y.repeat_interleave(at_once))
+    def _step_ahead(self, problem: Problem, draw: Tensor, sides: Tensor, ahead: int) -> Step:
+        """Return the function that evaluates the next proposals of every example and accepts the first better one."""
+        score = self._score(problem.y.repeat_interleave(ahead))
 
-        def ask(x: Tensor, best: Tensor, asked: Tensor, hits: Tensor) -> State:
-            query = asked[:, None] + torch.arange(at_once, device=x.device)
+        def step(x: Tensor, best: Tensor, done: Tensor, hits: Tensor) -> State:
+            query = done[:, None] + torch.arange(ahead, device=x.device)
             known = query.clamp_max(len(sides) - 1)
             numbers = draw.gather(1, known[..., None].expand(-1, -1, draw.shape[2]))
             candidates = windows(problem, x, numbers, sides[known])
             scores = score(problem.logits(candidates.flatten(0, 1))).view_as(known)
             better = (scores > best[:, None]) & (query < len(sides))
-            taken, first = better.any(1), better.long().argmax(1, keepdim=True)
+            accepted, first = better.any(1), better.long().argmax(1, keepdim=True)
             chosen = candidates.take_along_dim(first[..., None, None, None], 1).squeeze(1)
-            x = torch.where(taken[:, None, None, None], chosen, x)
-            best = torch.where(taken, scores.gather(1, first).squeeze(1), best)
-            return x, best, asked + torch.where(taken, first.squeeze(1) + 1, at_once), hits + taken
+            x = torch.where(accepted[:, None, None, None], chosen, x)
+            best = torch.where(accepted, scores.gather(1, first).squeeze(1), best)
+            return x, best, done + torch.where(accepted, first.squeeze(1) + 1, ahead), hits + accepted
 
-        return ask
+        return step
 
     def _score(self, y: Tensor) -> Loss:
-        """What the search climbs. A broken example is at the top, where no proposal can replace it."""
+        """Return the function to maximize; it is infinite on broken examples, so that they stay as they are."""
 
         margin_of, log_odds_of = margin(y), log_odds(y)
 
@@ -168,7 +167,7 @@ class Square(BallAttack):
         return score
 
     def _blocks(self, shape: torch.Size, norm: str) -> Iterator[tuple[int, int]]:
-        """Windows' sides, and how many proposals in a row have them."""
+        """Yield the sides of the windows and the number of consecutive proposals with each."""
         total = self.queries - 1
 
         def side(query: int) -> int:
@@ -182,19 +181,19 @@ class Square(BallAttack):
             yield from ((size, min(BLOCK, count - done)) for done in range(0, count, BLOCK))
 
 
-def side_by_side(examples: int, rate: float, gpu: bool) -> int:
-    """How many proposals of each example to ask together, a power of two, if such a share of them is taken.
+def proposals_ahead(examples: int, rate: float, gpu: bool) -> int:
+    """Return the number of proposals per example to evaluate in one pass, a power of two, given their acceptance rate.
 
-    >>> [side_by_side(10, rate, gpu=False) for rate in (0.5, 0.2, 0.05, 0.0)]
+    >>> [proposals_ahead(10, rate, gpu=False) for rate in (0.5, 0.2, 0.05, 0.0)]
     [1, 2, 8, 8]
     """
-    most = min(ROOM[gpu] // examples, AT_ONCE)
-    wanted = max(IN_VAIN / max(rate, IN_VAIN / AT_ONCE), FEW[gpu] // examples)
+    most = min(CAPACITY[gpu] // examples, MAX_AHEAD)
+    wanted = max(EXPECTED_ACCEPTED / max(rate, EXPECTED_ACCEPTED / MAX_AHEAD), CHEAP[gpu] // examples)
     return 1 << max(int(min(wanted, most)), 1).bit_length() - 1
 
 
 def stripes(problem: Problem) -> Tensor:
-    """The start in Linf: every column of every channel at one of its bounds."""
+    """Return the start in Linf: every column of every channel at one of its bounds."""
     ball = problem.ball
     channels, _, width = ball.centre.shape[1:]
     up = draws(problem, channels, 1, width) < 0.5
@@ -202,7 +201,7 @@ def stripes(problem: Problem) -> Tensor:
 
 
 def squares(problem: Problem, x: Tensor, side: int, count: int) -> Iterator[Tensor]:
-    """Proposals in Linf: a window at one bound, a sign for each channel."""
+    """Yield proposals in Linf: one window at the bounds of its pixels, with a random sign per channel."""
     ball = problem.ball
     height, width = ball.centre.shape[2:]
     bounds = torch.cat([ball.low.flatten(2), ball.high.flatten(2)], 2)
@@ -217,7 +216,7 @@ def squares(problem: Problem, x: Tensor, side: int, count: int) -> Iterator[Tens
 
 
 def windows(problem: Problem, x: Tensor, draw: Tensor, side: Tensor) -> Tensor:
-    """The same proposals for Q windows an example, of sides (B, Q) that may differ: (B, Q, C, H, W)."""
+    """Return proposals (B, Q, C, H, W) as ``squares`` does, for Q windows per example of sides (B, Q)."""
     ball = problem.ball
     height, width = x.shape[2:]
 
@@ -232,7 +231,7 @@ def windows(problem: Problem, x: Tensor, draw: Tensor, side: Tensor) -> Tensor:
 
 
 def tiles(problem: Problem) -> Tensor:
-    """The start in L2: a grid of bumps, five on the shorter side, signs for each tile and channel."""
+    """Return the start in L2: a grid of bumps, five on the shorter side, with random signs per tile and channel."""
     ball = problem.ball
     batch, channels, height, width = ball.centre.shape
     side = max(min(height, width) // 5, 1)
@@ -247,7 +246,7 @@ def tiles(problem: Problem) -> Tensor:
 
 
 def bumps(problem: Problem, x: Tensor, side: int, count: int) -> Iterator[Tensor]:
-    """Proposals in L2: one window is emptied, and a bump is added to another one and fills up the ball."""
+    """Yield proposals in L2: one window is set to the image, and a bump in another one fills the ball."""
     ball = problem.ball
     channels, height, width = ball.centre.shape[1:]
     centre, radius = ball.centre.flatten(2), ball.radius.flatten(2)
@@ -269,29 +268,29 @@ def bumps(problem: Problem, x: Tensor, side: int, count: int) -> Iterator[Tensor
 
 
 def _energy(window: Tensor) -> Tensor:
-    """The sum of squares in each channel of a window (B, C, S · S)."""
+    """Return the sum of squares in each channel of a window (B, C, S * S)."""
     return window.square().sum(2, keepdim=True)
 
 
 def draws(problem: Problem, *shape: int) -> Tensor:
-    """Uniform numbers (B, *shape), in float32 whatever the images: in half precision they round up to one."""
+    """Return uniform random numbers (B, *shape), in float32 as in half precision they may round up to one."""
     return problem.noise.uniform(problem.ball.centre.new_empty(len(problem), *shape, dtype=torch.float32))
 
 
 def places_of(draw: Tensor, side: int, height: int, width: int) -> Tensor:
-    """The flat places (B, N, 1, 1) of windows' upper left corners, from two uniform numbers (B, N, 2) for each."""
+    """Return the flat positions (B, N, 1, 1) of windows' upper left corners from uniform numbers (B, N, 2)."""
     down, across = (draw[..., 0] * (height - side + 1)).long(), (draw[..., 1] * (width - side + 1)).long()
     return (down * width + across)[..., None, None]
 
 
 def window_of(side: int, width: int, device: torch.device) -> Tensor:
-    """The flat places (S · S,) of a window's pixels, from its upper left corner."""
+    """Return the flat positions (S * S,) of a window's pixels, relative to its upper left corner."""
     steps = torch.arange(side, device=device)
     return (steps[:, None] * width + steps).flatten()
 
 
 def bumps_of(side: int, like: Tensor) -> Tensor:
-    """The paper's eta: a positive and a negative half, of length one together, upright and lying: (2, S · S)."""
+    """Return the paper's eta, upright and transposed (2, S * S): a positive and a negative half, of norm one."""
     half = side // 2
     bump = torch.cat([_cone(half, side), -_cone(side - half, side)])
     bump = bump / bump.square().sum().sqrt()
@@ -299,7 +298,7 @@ def bumps_of(side: int, like: Tensor) -> Tensor:
 
 
 def _cone(height: int, width: int) -> Tensor:
-    """At distance d (in the maximum norm) from the centre: the sum of 1/j² for j from d + 1 to n + 1."""
+    """Return sum_{j=d+1}^{n+1} 1 / j^2 at distance d (in the maximum norm) from the center."""
     far = max(height, width) // 2
     terms = torch.arange(1, far + 2, dtype=torch.float64) ** -2
     tails = terms.flip(0).cumsum(0).flip(0)

@@ -1,10 +1,10 @@
 """Temperature-PGD (Tian et al., KDD 2021, Eq. 3-4): PGD on CE(softmax(z / T), y).
 
-Dividing the logits by a temperature below 1 inside the attack's loss sharpens the output of a model that answers
-with smooth probabilities, where plain cross-entropy barely moves. The model's own answer is untouched.
+A temperature T below 1, applied in the loss of the attack only, sharpens the output of models with smooth
+probabilities, on which plain cross-entropy has small gradients. The model itself is unchanged.
 
-The paper tries a grid and reports the best: ``inv_t=2+5+10+50`` runs each value, and an evaluation shows every one
-of them and keeps the strongest for the model as a whole. A call on one batch keeps the strongest for that batch.
+The paper tries a grid of temperatures and reports the best. ``inv_t=2+5+10+50`` runs each value; an evaluation reports
+all of them and the strongest for the whole data set. A call on one batch returns the strongest for that batch.
 """
 
 # B batch, K classes
@@ -19,7 +19,7 @@ from torch import Tensor
 from classwise.attacks.base import BallAttack
 from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import make_loss
-from classwise.attacks.pgd import climb
+from classwise.attacks.pgd import ascend, default_step
 from classwise.attacks.problem import Problem
 from classwise.config.spec import Number, Numbers
 from classwise.core.errors import InputError
@@ -28,13 +28,13 @@ from classwise.core.threat import Start
 
 @dataclass(frozen=True, kw_only=True)
 class TemperaturePGD(GradientAttack):
-    """PGD that multiplies the logits by 1/T in its loss."""
+    """PGD on logits multiplied by 1/T, a temperature or a grid of them (Tian et al. 2021)."""
 
     inv_t: Numbers = (5.0,)
-    """1/T, one or several; the paper tries 2, 5, 10 and 50."""
+    """1/T, one or several values; the paper tries 2, 5, 10 and 50."""
     steps: int = 20
     step_size: Number | None = None
-    """In the units of eps; 2.5 · eps / steps if not given."""
+    """Step size in the units of eps. Default: 2.5 * eps / steps."""
     start: Start = "uniform"
 
     def __post_init__(self) -> None:
@@ -43,27 +43,26 @@ class TemperaturePGD(GradientAttack):
             if not 0 < inv_t <= 1e6:
                 raise InputError(f"inv_t must be positive and at most 1e6, got {inv_t}")
         if not self.inv_t or len(set(self.inv_t)) < len(self.inv_t):
-            raise InputError(f"inv_t must be one or several different numbers, got {self.inv_t}")
+            raise InputError(f"inv_t must be one or more distinct numbers, got {self.inv_t}")
         if self.steps < 1:
             raise InputError(f"steps must be at least 1, got {self.steps}")
         if self.step_size is not None and self.step_size <= 0:
             raise InputError(f"step_size must be positive, got {self.step_size}")
 
     def variants(self) -> Mapping[str, BallAttack]:
-        """One attack for each temperature, where there are several."""
         if len(self.inv_t) == 1:
             return {}
         return {f"inv_t={inv_t:g}": replace(self, inv_t=(inv_t,)) for inv_t in self.inv_t}
 
-    def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
-        found = [self._climb(problem, aim, inv_t) for inv_t in self.inv_t]
+    def search(self, problem: Problem) -> Tensor:
+        found = [self._ascend(problem, inv_t) for inv_t in self.inv_t]
         if len(found) == 1:
             return found[0]
         survivors = [int(problem.survives(x).sum()) for x in found]
         return found[survivors.index(min(survivors))]
 
-    def _climb(self, problem: Problem, aim: Tensor | None, inv_t: float) -> Tensor:
-        step_size = self.step_size if self.step_size is not None else 2.5 * self.threat.eps / self.steps
-        loss = make_loss("ce", problem, aim)
+    def _ascend(self, problem: Problem, inv_t: float) -> Tensor:
+        step_size = default_step(self.step_size, self.threat.eps, self.steps)
+        loss = make_loss("ce", problem)
         start = problem.ball.start(self.start, problem.noise)
-        return climb(problem, lambda logits: loss(inv_t * logits), start, self.steps, step_size)
+        return ascend(problem, lambda logits: loss(inv_t * logits), start, self.steps, step_size)

@@ -1,10 +1,10 @@
-"""Transfer: adversarial images made on a substitute and shown to the model (Papernot et al. 2016).
+"""Transfer attack (Papernot et al. 2016): adversarial images are computed on a substitute and tested on the model.
 
-The model itself is never asked, so the passes counted for each example are zero: the substitute's are not queries.
-Where white-box attacks fail and this one succeeds, the model hides its gradients.
+The model itself is not queried, so the passes counted are zero; those of the substitute are not counted. If transfer
+succeeds where white-box attacks fail, the model masks its gradients.
 
-In a shell the settings of the attack that makes the images follow its name, joined by colons, as the comma ends a
-setting of the transfer:
+In a spec, the settings of the attack on the substitute follow its name after colons, since commas separate the settings
+of the transfer:
 
     transfer:substitute=runs/standard
     transfer:substitute=runs/standard@last,attack=pgd:steps=100:step_size=0.003
@@ -16,103 +16,104 @@ setting of the transfer:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Self, cast
 
 import torch
 from pydantic import InstanceOf
 from torch import Tensor, nn
 
-from classwise.attacks.base import BallAttack
+from classwise.attacks.base import AnyAttack, BallAttack, LoadModel
 from classwise.attacks.problem import Problem
 from classwise.config.spec import Spec, build
 from classwise.core.errors import InputError
 from classwise.core.model_calls import count_outputs, device_of
 from classwise.core.streams import ExampleNoise, PartNoise, SharedNoise
 from classwise.core.threat import Threat
-from classwise.core.types import Whom
+from classwise.core.types import AttackCall, Selection
 from classwise.storage.files import digest
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Transfer(BallAttack):
-    """Images made on a substitute model, without asking the model itself."""
+    """Adversarial images computed on a substitute model (Papernot et al. 2016)."""
 
     black_box: ClassVar[bool] = True
-    aims: ClassVar[bool] = True  # where the attack on the substitute does
 
     substitute: InstanceOf[nn.Module] | str | Path | None = None
-    """A module, used where it is, or the spec of a model or a run directory, which an evaluation loads."""
+    """A module, used on its device, or a model spec or run directory, which an evaluation loads."""
     weights: str | Path | None = None
-    """Weights for a substitute that is a spec."""
+    """Weights file of a substitute given by a spec."""
     attack: InstanceOf[BallAttack] | str = "pgd"
-    """What makes the images; it brings eps and norm where they are not given here."""
+    """Attack on the substitute. Its eps and norm are used if they are not set here."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.substitute is None:
-            raise InputError("a transfer needs a substitute: a module, a model spec or a run directory")
+            raise InputError("transfer needs a substitute: a module, a model spec or a run directory")
         if self.weights is not None and isinstance(self.substitute, nn.Module):
-            raise InputError("weights go with a substitute that is a spec; a module in memory has its own")
+            raise InputError("weights need a substitute given by a model spec: a module has its own weights")
         object.__setattr__(self, "attack", _read(self.attack))
         if isinstance(self.attack, Transfer):
-            raise InputError("a transfer needs an attack that works on the substitute, not another transfer")
+            raise InputError("attack must be one that searches the substitute, got another transfer")
         for name in ("eps", "norm"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(self.attack, name))
 
     def __repr__(self) -> str:
-        """Its settings, with a module as its type and a digest of its weights: an address would be news every time."""
+        """Return the settings, with a module shown as its type and a digest of its weights."""
         shown = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.substitute, nn.Module):
             shown["substitute"] = _identity(self.substitute)
         return f"Transfer({', '.join(f'{name}={value!s}' for name, value in shown.items())})"
 
     @property
-    def crafter(self) -> BallAttack:
-        """The attack on the substitute."""
+    def attack_on_substitute(self) -> BallAttack:
+        """The attack that computes the images."""
         assert isinstance(self.attack, BallAttack)
         return self.attack
 
-    def resolved(self, load: Callable[[str, str | Path | None], nn.Module]) -> Self:
-        """The same with its substitute loaded, by a function of the model's spec and its weights."""
+    @property
+    def supports_targets(self) -> bool:
+        return self.attack_on_substitute.supports_targets
+
+    def with_models(self, load: LoadModel) -> Self:
         if isinstance(self.substitute, nn.Module):
             return self
         return replace(self, substitute=load(str(self.substitute), self.weights), weights=None)
 
     def within(self, threat: Threat) -> Self:
-        """The same attack and the one it makes the images by, both limited to this threat."""
-        return replace(super().within(threat), attack=self.crafter.within(threat))
+        return replace(super().within(threat), attack=self.attack_on_substitute.within(threat))
 
     def variants(self) -> Mapping[str, BallAttack]:
-        """One transfer for each variant of the attack that makes the images."""
-        return {name: replace(self, attack=variant) for name, variant in self.crafter.variants().items()}
+        return self._transferred(self.attack_on_substitute.variants())
 
     def stages(self, num_classes: int) -> Mapping[str, BallAttack]:
-        """One transfer for each of its stages."""
-        return {name: replace(self, attack=stage) for name, stage in self.crafter.stages(num_classes).items()}
+        return self._transferred(self.attack_on_substitute.stages(num_classes))
 
-    def whom(self, stage: str) -> Whom:
-        """As the attack that makes the images has it."""
-        return self.crafter.whom(stage)
+    def _transferred(self, attacks: Mapping[str, AnyAttack]) -> dict[str, BallAttack]:
+        return {name: replace(self, attack=cast(BallAttack, attack)) for name, attack in attacks.items()}
+
+    def selects(self, stage: str) -> Selection:
+        return self.attack_on_substitute.selects(stage)
 
     def perturb(self, problem: Problem) -> Tensor:
         substitute, x = self.substitute, problem.ball.centre
         if not isinstance(substitute, nn.Module):
-            raise InputError(f"the substitute {str(substitute)!r} is not loaded: give a module, or call evaluate")
+            raise InputError(f"the substitute {str(substitute)!r} is not loaded: pass a module, or use evaluate")
         try:
             num_classes = count_outputs(substitute, x[:1].to(device_of(substitute)))
         except InputError as error:
-            raise InputError(f"the substitute does not fit: {error}") from error
+            raise InputError(f"the substitute does not accept these images: {error}") from error
         with torch.no_grad():
-            wanted = problem.forward(x[:1]).shape[1]  # of its shape alone, and no query for the images
+            wanted = problem.forward(x[:1]).shape[1]  # not counted, as only the shape is used
         if num_classes != wanted:
             raise InputError(f"the substitute has {num_classes} outputs, but the model has {wanted}")
         noise = problem.noise
         assert isinstance(noise, ExampleNoise | PartNoise | SharedNoise)
-        return self.crafter.within(self.threat)(
+        call = AttackCall(
             substitute,
             x,
             problem.y,
@@ -120,12 +121,13 @@ class Transfer(BallAttack):
             generator=noise.generator if isinstance(noise, SharedNoise) else noise,
             targets=problem.targets,
         )
+        return self.attack_on_substitute.within(self.threat).run(call)[0]
 
 
 def _read(attack: BallAttack | str) -> BallAttack:
     if isinstance(attack, BallAttack):
         return attack
-    from classwise.attacks import ATTACKS  # which has this attack in it
+    from classwise.attacks import ATTACKS  # imports this module
 
     name, _, settings = attack.partition(":")
     return build("attack", ATTACKS, Spec.parse(f"{name}:{settings.replace(':', ',')}"))

@@ -13,7 +13,9 @@ from classwise.core.errors import InputError, one_line
 
 State = tuple[Tensor, ...]
 Step = Callable[..., State]
-"""From a state of a search to the next: by tensors alone, the same work every time, without a look at their values."""
+"""From one state of a search to the next, by tensor operations that do not depend on the values in the tensors."""
+RepeatSteps = Callable[[Step, State, int], State]
+"""Runs a step several times."""
 
 
 def logits_of(output: Any) -> Tensor:
@@ -40,10 +42,21 @@ def both(model: nn.Module, x: Tensor, x_adv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stepped(step: Step, state: State, times: int) -> State:
-    """The state after so many steps, one by one."""
+    """Return the state after several steps, run one by one."""
     for _ in range(times):
         state = step(*state)
     return state
+
+
+class OptimizedCopy(nn.Module):
+    """A faster equivalent of a model, which attacks search in its place."""
+
+    slack: float = 0.0
+    """Observed difference between its margins and the model's: an example counts as broken beyond this only."""
+
+    def repeat_steps(self, step: Step, state: State, times: int) -> State:
+        """Return the state after several steps of a search on this model."""
+        return stepped(step, state, times)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -9,7 +9,7 @@ so every policy composes with every objective.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -231,13 +231,55 @@ class Effort:
         return cls(*torch.zeros(2, size, dtype=torch.int64, device=device))
 
 
-Whom = Literal["survivors", "nearest", "sample", "doubtful"]
+Selection = Literal["survivors", "nearest", "sample", "doubtful"]
 """Which examples a stage attacks: all that are left, those nearest to being broken, a sample of every class, or all
 that are left where there is reason to doubt the stages before."""
 
 
+@dataclass(frozen=True, slots=True)
+class AttackCall:
+    """The arguments of one attack: a model, a batch, and what differs from example to example."""
+
+    model: nn.Module
+    x: Tensor
+    """(B, C, H, W) natural images in [0, 1]."""
+    y: Tensor
+    """(B,) true labels."""
+    _: KW_ONLY
+    eps_scale: Tensor | None = None
+    """(B,) radius of each example relative to eps; None: 1."""
+    generator: Randomness = None
+    """A torch generator, or one random stream per example, which makes results independent of the batching."""
+    targets: Tensor | None = None
+    """Target classes (B,), or class distributions (B, K) to draw them from; None: untargeted."""
+
+    @classmethod
+    def under(
+        cls, controls: ClassControls, model: nn.Module, x: Tensor, y: Tensor, generator: Randomness = None
+    ) -> AttackCall:
+        """The training attack on a batch: each class with the radius and the targets that the controls give it."""
+        targets = None if controls.targets is None else controls.targets[y]
+        return cls(model, x, y, eps_scale=controls.eps_scale[y], generator=generator, targets=targets)
+
+
 class Attack(Protocol):
-    """Looks for a misclassified point in the ball around each image. A frozen dataclass; its repr is its identity."""
+    """Searches the ball around each image for a misclassified point. A frozen dataclass; its repr is its identity."""
+
+    @property
+    def black_box(self) -> bool:
+        """Whether it works without gradients of the model."""
+
+    @property
+    def uses_optimized_copy(self) -> bool:
+        """Whether it may search an optimized copy of the model."""
+
+    @property
+    def resembles_cascade(self) -> bool:
+        """Whether it searches like the cascade of ``fast``, so that its success is no reason to doubt the cascade."""
+
+    @property
+    def supports_targets(self) -> bool:
+        """Whether it can be given target classes."""
 
     def __call__(
         self,
@@ -248,43 +290,23 @@ class Attack(Protocol):
         eps_scale: Tensor | None = None,
         generator: Randomness = None,
         targets: Tensor | None = None,
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Return adversarial images; the arguments are those of ``AttackCall``."""
+
+    def run(self, call: AttackCall) -> tuple[Tensor, Effort]:
+        """Return adversarial images and the passes through the model that each example took."""
+
+    def variants(self) -> Mapping[str, Attack]:
+        """The attacks of a grid, of which the strongest counts; empty for a single attack."""
+
+    def stages(self, num_classes: int) -> Mapping[str, Attack]:
+        """The attacks of an ensemble, each run on the survivors of those before; empty for a single attack."""
+
+    def selects(self, stage: str) -> Selection:
+        """Which of the remaining examples a stage attacks."""
 
 
-class MeasuredAttack(Attack, Protocol):
-    """An attack that says what it cost, and what it is made of."""
-
-    @property
-    def black_box(self) -> bool:
-        """Whether it works without the model's gradients."""
-
-    @property
-    def uses_optimized_copy(self) -> bool:
-        """Whether it may search an optimized copy of the model."""
-
-    @property
-    def resembles_cascade(self) -> bool:
-        """Whether it searches like the cascade of ``fast``, so that its success is no reason to doubt the cascade."""
-
-    def run(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        eps_scale: Tensor | None = None,
-        generator: Randomness = None,
-    ) -> tuple[Tensor, Effort]:
-        """The same as a call, with the passes through the model that each example took."""
-
-    def variants(self) -> Mapping[str, MeasuredAttack]:
-        """The attacks it tries side by side, to keep whichever is strongest; none if it is a single one."""
-
-    def stages(self, num_classes: int) -> Mapping[str, MeasuredAttack]:
-        """The attacks it runs in turn, each on what the ones before left; none if it is a single one."""
-
-    def whom(self, stage: str) -> Whom:
-        """Which of the examples that the stages before left a stage is for."""
+MeasuredAttack = Attack
 
 
 class Corruption(Protocol):
@@ -306,9 +328,43 @@ class Objective(Protocol):
     """Turns a batch into loss terms; makes its own adversarial examples."""
 
     paper: ClassVar[str] = ""
-    """The source, as in ``Zhang et al. 2019``."""
+    """Whose idea it is, as in ``Zhang et al. 2019``."""
     needs_teacher: ClassVar[bool] = False
-    """Whether it learns from a teacher: a model, or its spec, in the field ``teacher``."""
+    """Whether its setting ``teacher`` must name a model to learn from."""
+    has_natural_term: ClassVar[bool] = True
+    has_adversarial_term: ClassVar[bool] = True
+    """Whether ``nat`` and ``adv`` of its loss terms are ever other than zero."""
+
+    @property
+    def beta(self) -> float:
+        """Strength of the adversarial term."""
+        return 1.0
+
+    @property
+    def teacher(self) -> nn.Module | str | None:
+        """The model to learn from, or its spec."""
+        return None
+
+    @property
+    def supports_targets(self) -> bool:
+        """Whether the class control ``targets`` reaches its attack; by default, unless ``perturb`` is overridden."""
+        return type(self).perturb is Objective.perturb
+
+    @property
+    def used_controls(self) -> frozenset[str]:
+        """The class controls that make a difference to it."""
+        used = {"sampling"}
+        if self.has_natural_term:
+            used |= {"weight_nat"}
+        if self.has_adversarial_term and self.beta:
+            used |= {"weight_adv", "beta_scale"}
+        if self.attack is not None:
+            used |= {"eps_scale"}
+            if self.supports_targets and self.attack.supports_targets:
+                used |= {"targets"}
+        if self.needs_teacher:
+            used |= {"temperature_nat", "temperature_adv"}
+        return frozenset(used)
 
     @property
     def replays(self) -> int:
@@ -347,8 +403,7 @@ class Objective(Protocol):
         """Adversarial images for a batch, each class within its own radius, and towards its own targets."""
         if self.attack is None:
             return x
-        targets = None if controls.targets is None else controls.targets[y]
-        return self.attack(model, x, y, eps_scale=controls.eps_scale[y], generator=generator, targets=targets)
+        return self.attack.run(AttackCall.under(controls, model, x, y, generator))[0]
 
     def terms(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
         """The terms of clean images and their adversarial ones."""

@@ -1,4 +1,4 @@
-"""Natural corruptions: what weather, cameras and files do to images (Hendrycks & Dietterich 2019)."""
+"""Natural corruptions of images by noise, blur, weather and digital processing (Hendrycks & Dietterich 2019)."""
 
 from __future__ import annotations
 

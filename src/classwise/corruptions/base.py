@@ -1,16 +1,15 @@
-"""The fifteen corruptions of Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions
-and Perturbations" (ICLR 2019), each at five severities.
+"""The fifteen corruptions of Hendrycks & Dietterich (ICLR 2019), each at five severities.
 
-The constants are those of CIFAR-10-C, as the authors publish them (``make_cifar_c.py`` in hendrycks/robustness).
-They are meant for images of 32 pixels. On larger images lengths are multiplied by the shorter side / 32, so that a
-blur takes the same share of any image; on smaller ones they stay, as a fraction of a pixel would corrupt nothing.
+The constants are those of CIFAR-10-C as published by the authors (``make_cifar_c.py`` in hendrycks/robustness), for
+images of 32 pixels. On larger images lengths are multiplied by the shorter side / 32, so that a blur covers the same
+share of any image; on smaller images they are unchanged, as fractions of a pixel would have no effect.
 
-A severity is an index into published constants, not a measure: as in CIFAR-10-C itself, the mean distance to the clean
-image does not grow with every step of glass blur, motion blur and frost, and falls with the elastic transform.
+A severity is an index into published constants, not a measure. As in CIFAR-10-C, the mean distance to the natural image
+does not increase with every severity of glass blur, motion blur and frost, and decreases for the elastic transform.
 
 Deviations
-* Tiny-ImageNet-C has constants of its own, for most kinds stronger; here there is one set for every size.
-* Results are not rounded to 8 bits (only JPEG is made of bytes), and Gaussian filters mirror at the border.
+* One set of constants for every image size; Tiny-ImageNet-C has its own, stronger for most corruptions.
+* Results are not rounded to 8 bits, except for JPEG, and Gaussian filters mirror the image at the border.
 """
 
 # B batch, C channels
@@ -35,9 +34,9 @@ from classwise.corruptions.weather import WEATHER
 
 Family = Literal["noise", "blur", "weather", "digital"]
 Apply = Callable[[Tensor, int, Noise], Tensor]
-"""(images in [0, 1], severity, noise) → images, which may overshoot [0, 1]."""
+"""From images in [0, 1], a severity and random numbers to images, which may exceed [0, 1]."""
 Severities = Annotated[tuple[int, ...], BeforeValidator(split_list)]
-"""One or several severities, in a spec joined by ``+``."""
+"""One or more severities, joined by ``+`` in a spec."""
 
 FAMILIES: Mapping[Family, Mapping[str, Apply]] = {"noise": NOISE, "blur": BLUR, "weather": WEATHER, "digital": DIGITAL}
 CORRUPTIONS: Mapping[str, Apply] = {kind: apply for kinds in FAMILIES.values() for kind, apply in kinds.items()}
@@ -47,7 +46,7 @@ SMALLEST_SIDE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Corruption:
-    """One kind at one severity. Its repr is its identity in reports."""
+    """A corruption of one kind at one severity. Its repr identifies it in reports."""
 
     kind: str
     severity: int
@@ -58,16 +57,16 @@ class Corruption:
         if self.kind not in CORRUPTIONS:
             raise unknown("corruption", self.kind, CORRUPTIONS)
         if self.severity not in SEVERITIES:
-            raise InputError(f"severity must be one of 1 to 5, got {self.severity}")
+            raise InputError(f"severity must be between 1 and 5, got {self.severity}")
 
     @property
     def family(self) -> Family:
-        """Noise, blur, weather or digital."""
+        """Its family: noise, blur, weather or digital."""
         return next(family for family, kinds in FAMILIES.items() if self.kind in kinds)
 
     @property
     def key(self) -> str:
-        """What reports call it.
+        """Its name in reports.
 
         >>> Corruption(kind="fog", severity=3).key
         'fog/3'
@@ -76,29 +75,30 @@ class Corruption:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, *, generator: Randomness = None) -> Tensor:
-        """The corrupted images of ``x`` (B, C, H, W) in [0, 1], grey or RGB: same shape, dtype and device.
+        """Return corrupted images of the shape, dtype and device of ``x`` (B, C, H, W), gray or RGB in [0, 1].
 
-        ``generator`` makes them reproducible: a torch generator, or one stream per example, which makes an image
-        depend on its index and the seed alone and not on its batch.
+        Args:
+            generator: a torch generator, or one random stream per example, which makes the result of an image
+                independent of its batch. None uses the global random state.
         """
         if x.dim() != 4 or x.shape[1] not in (1, 3) or min(x.shape[2:]) < SMALLEST_SIDE or not x.is_floating_point():
             raise InputError(
-                "corruptions take float images (B, C, H, W), grey or RGB, with sides of at least "
+                "corruptions need float images (B, C, H, W), gray or RGB, with sides of at least "
                 f"{SMALLEST_SIDE} pixels, got {tuple(x.shape)} of {x.dtype}"
             )
         if len(x) == 0:
             return x.clone()
         low, high = (float(bound) for bound in x.aminmax())
         if not (low >= 0 and high <= 1):
-            raise InputError(f"corruptions take images in [0, 1], got values from {low:.4g} to {high:.4g}")
+            raise InputError(f"corruptions need images in [0, 1], got values from {low:.4g} to {high:.4g}")
         noise = noise_of(generator)
-        # Half precision cannot even hold the 24 bits of a random number.
+        # Half precision cannot represent the 24 bits of a random number.
         images = (x if x.dtype == torch.float64 else x.float()).contiguous()
         return CORRUPTIONS[self.kind](images, self.severity, noise).clamp(0, 1).to(x.dtype)
 
 
 def make_corruptions(given: str | Mapping[str, Any] | Spec) -> list[Corruption]:
-    """The corruptions a spec asks for: all fifteen at every severity, or some kinds or families at some severities.
+    """Return the corruptions of a spec: by default all fifteen at every severity, or some kinds, families, severities.
 
     >>> len(make_corruptions("corruptions"))
     75
@@ -115,12 +115,12 @@ def make_corruptions(given: str | Mapping[str, Any] | Spec) -> list[Corruption]:
 
 def _select(*, kind: Names = (), family: Names = (), severity: Severities = SEVERITIES) -> list[Corruption]:
     if kind and family:
-        raise InputError("corruptions: give kind or family, not both")
+        raise InputError("corruptions: set kind or family, not both")
     for name in family:
         if name not in FAMILIES:
-            raise unknown("family of corruptions", name, FAMILIES)
+            raise unknown("corruption family", name, FAMILIES)
     of_families = [name for members, kinds in FAMILIES.items() if members in family for name in kinds]
     kinds = kind or of_families or CORRUPTIONS
-    # Asking for one thing twice is asking for it once.
+    # Duplicates count once.
     pairs = dict.fromkeys((name, level) for name in kinds for level in severity or SEVERITIES)
     return [Corruption(kind=name, severity=level) for name, level in pairs]

@@ -1,12 +1,12 @@
-"""Blur: lenses out of focus, frosted glass, cameras that move or zoom while the shutter is open.
+"""Blur corruptions: defocus, frosted glass, motion and zoom.
 
 Deviations
-* Glass: the authors' loop means to swap two pixels but copies one onto the other, because numpy hands out views; as
-  its sweep only ever reads pixels it has not yet written, a sweep replaces every pixel by a random neighbour at once.
-  That is what is done here, up to the border, which the loop spares. Its offsets are drawn from {-d, ..., d-1}, which
-  also moves the image by half a pixel; this is kept.
-* Zoom: magnified about the exact centre. The authors crop to whole pixels first, up to half a pixel off the centre, and
-  this shift alone doubles the mean distance to the clean image at severity 1.
+* Glass: the authors' loop intends to swap two pixels but copies one onto the other, because numpy returns views. As it
+  only reads pixels that it has not yet written, a sweep replaces every pixel by a random neighbor at once. The same is
+  done here, including the border, which the loop skips. Offsets are drawn from {-d, ..., d-1}, as in the authors' code,
+  which also moves the image by half a pixel.
+* Zoom: images are magnified about their exact center. The authors crop to whole pixels first, up to half a pixel off
+  the center, and this shift alone doubles the mean distance to the natural image at severity 1.
 """
 
 # B batch, C channels, H height, W width
@@ -18,15 +18,16 @@ import math
 from torch import Tensor
 
 from classwise.core.streams import Noise
-from classwise.corruptions.resampling import look, magnify, pixels, smooth, streak, stretch, weighted_shifts
+from classwise.corruptions.resampling import gather_pixels, magnify, pixels, smooth, streak, stretch, weighted_shifts
 
 
 def defocus_blur(x: Tensor, severity: int, noise: Noise) -> Tensor:
-    """Out of focus: a point becomes a disc of radius 0.3, 0.4, 0.5, 1, 1.5, its edge softened by a Gaussian of sigma
-    0.4, 0.5, 0.6, 0.2, 0.1, cut off at one pixel; all times side / 32.
+    """Defocus blur: convolution with a disc whose edge is smoothed.
 
-    At 32 pixels such discs hold the centres of 1, 1, 1, 5 and 9 pixels. True discs that spread as widely have radius
-    0, 0, 0, √1.6 and √(8/3): they hold the same pixels, and unlike the nominal ones they can be stretched.
+    By severity, the disc has radius 0.3, 0.4, 0.5, 1, 1.5, and the Gaussian has sigma 0.4, 0.5, 0.6, 0.2, 0.1 and is
+    cut off at one pixel; all times side / 32. At 32 pixels such discs contain the centers of 1, 1, 1, 5 and 9 pixels.
+    Discs with the same spread have radius 0, 0, 0, sqrt(1.6) and sqrt(8/3): they contain the same pixels and can be
+    scaled.
     """
     spread, sigma = ((0.0, 0.4), (0.0, 0.5), (0.0, 0.6), (1.6, 0.2), (8 / 3, 0.1))[severity - 1]
     radius, sigma, reach = math.sqrt(spread) * stretch(x), sigma * stretch(x), max(1, round(stretch(x)))
@@ -37,11 +38,11 @@ def defocus_blur(x: Tensor, severity: int, noise: Noise) -> Tensor:
 
 
 def glass_blur(x: Tensor, severity: int, noise: Noise) -> Tensor:
-    """Behind frosted glass: every pixel shows a random one next to it, d = 1 pixel away at most, in 1, 1, 1, 2, 2
-    sweeps; before and after a Gaussian of sigma 0.05, 0.25, 0.4, 0.25, 0.4. Sigma and d times side / 32, d rounded.
+    """Frosted glass blur: every pixel is replaced by a random neighbor, between two Gaussian filters.
 
-    Smoothing brings the image nearer to the clean one again: the mean distance is less at severity 3 than at 2 and at
-    5 than at 4.
+    By severity, there are 1, 1, 1, 2, 2 sweeps with neighbors at most d = 1 pixel away, and sigma is 0.05, 0.25, 0.4,
+    0.25, 0.4; sigma and d times side / 32, d rounded. The filter reduces the distance to the natural image, so its mean
+    is smaller at severity 3 than at 2, and at 5 than at 4.
     """
     sigma, sweeps = ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))[severity - 1]
     sigma, distance = sigma * stretch(x), max(1, round(stretch(x)))
@@ -51,15 +52,15 @@ def glass_blur(x: Tensor, severity: int, noise: Noise) -> Tensor:
     for _ in range(sweeps):
         chance = noise.uniform(x.new_empty(len(x), 2, *x.shape[2:]))
         dy, dx = ((2 * distance * chance).floor() - distance).unbind(1)
-        x = look(x, rows + dy, columns + dx)
+        x = gather_pixels(x, rows + dy, columns + dx)
     return smooth(x, sigma, reach)
 
 
 def motion_blur(x: Tensor, severity: int, noise: Noise) -> Tensor:
-    """The camera moves: a one-sided Gaussian streak of sigma 1, 1.5, 2, 2, 2.5 and radius 6, 6, 6, 8, 9, all times
-    side / 32, in a direction within 45 degrees of the horizontal.
+    """Motion blur: a one-sided Gaussian streak in a random direction within 45 degrees of the horizontal.
 
-    A radius of 6 already is the whole of sigma 2, so severities 3 and 4 are one and the same, as in CIFAR-10-C.
+    By severity, sigma is 1, 1.5, 2, 2, 2.5 and the radius 6, 6, 6, 8, 9, all times side / 32. A radius of 6 already
+    contains all of sigma 2, so severities 3 and 4 are equal, as in CIFAR-10-C.
     """
     radius, sigma = ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))[severity - 1]
     angle = (2 * noise.uniform(x.new_empty(len(x))) - 1) * math.pi / 4
@@ -67,9 +68,7 @@ def motion_blur(x: Tensor, severity: int, noise: Noise) -> Tensor:
 
 
 def zoom_blur(x: Tensor, severity: int, noise: Noise) -> Tensor:
-    """The camera closes in: the mean of the image and its magnifications by 1, 1.01, ... up to 1.06, 1.11, 1.15, 1.20,
-    1.25. A magnification is the same at every size.
-    """
+    """Zoom blur: the mean of the image and its magnifications by 1, 1.01, ..., 1.06 (1.11, 1.15, 1.20, 1.25)."""
     steps = (6, 11, 15, 20, 25)[severity - 1]
     total = x.clone()
     for step in range(steps + 1):

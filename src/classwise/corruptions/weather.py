@@ -1,11 +1,11 @@
-"""Weather: snow, frost, fog and bright light.
+"""Weather corruptions: snow, frost, fog and brightness.
 
 Deviations
-* Frost: the authors add crops of five photographs. Here the ice is grown: crystals are the cells of random seeds
-  (Worley 1996), each with its own shade and with needles in a direction of its own, and all a little blue. Level,
-  spread and fineness follow the photographs at the scale of CIFAR-10-C.
-* Snow: for images larger than 32 pixels the flakes are made on a grid of 32 cells and then laid over the image, so
-  that it snows alike at every size.
+* Frost: the authors add crops of five photographs. Here the ice is generated: crystals are the cells of random seeds
+  (Worley 1996), each with its own shade and direction of needles, slightly blue. Brightness, contrast and scale follow
+  the photographs as used in CIFAR-10-C.
+* Snow: for images larger than 32 pixels the flakes are generated on a grid of 32 cells and enlarged, so that snow looks
+  the same at every size.
 """
 
 # B batch, C channels, H height, W width
@@ -22,16 +22,16 @@ from classwise.core.streams import Noise
 from classwise.corruptions.resampling import magnify, pixels, streak, stretch
 
 LUMA = (0.299, 0.587, 0.114)
-"""The shares of red, green and blue in how bright a colour looks (ITU-R BT.601)."""
+"""Weights of red, green and blue in the perceived brightness of a color (ITU-R BT.601)."""
 
 
 def snow(x: Tensor, severity: int, noise: Noise) -> Tensor:
-    """Falling flakes, streaked by their fall and laid on twice, the second time turned round, over a whitened image.
+    """Snow: motion-blurred flakes, added twice, the second time rotated by 180 degrees, over a whitened image.
 
-    Flakes are normal noise of mean 0.1, 0.1, 0.15, 0.25, 0.3 and deviation 0.2, 0.2, 0.3, 0.3, 0.3, magnified by 1,
-    1, 1.75, 2.25, 1.25; what is below 0.6, 0.5, 0.55, 0.6, 0.65 falls away. Streaks have radius 8, 10, 10, 12, 14 and
-    sigma 3, 4, 4, 6, 12, within 45 degrees of the vertical. The image keeps a share 0.95, 0.9, 0.9, 0.85, 0.8 of
-    itself; the rest is max(x, 1.5 · luma + 0.5). Lengths times side / 32.
+    By severity, flakes are normal noise of mean 0.1, 0.1, 0.15, 0.25, 0.3 and standard deviation 0.2, 0.2, 0.3, 0.3,
+    0.3, magnified by 1, 1, 1.75, 2.25, 1.25 and set to zero below 0.6, 0.5, 0.55, 0.6, 0.65. Streaks have radius 8, 10,
+    10, 12, 14 and sigma 3, 4, 4, 6, 12, times side / 32, within 45 degrees of the vertical. The image has the weight
+    0.95, 0.9, 0.9, 0.85, 0.8; the rest is max(x, 1.5 * luma + 0.5).
     """
     mean, deviation, factor, threshold, radius, sigma, kept = (
         (0.10, 0.2, 1.00, 0.60, 8, 3, 0.95),
@@ -50,19 +50,19 @@ def snow(x: Tensor, severity: int, noise: Noise) -> Tensor:
 
 
 def frost(x: Tensor, severity: int, noise: Noise) -> Tensor:
-    """Ice on the window: 1, 1, 0.9, 0.85, 0.75 of the image and 0.2, 0.3, 0.4, 0.4, 0.45 of an image of ice.
+    """Frost: the sum of 1, 1, 0.9, 0.85, 0.75 of the image and 0.2, 0.3, 0.4, 0.4, 0.45 of an image of ice.
 
-    Beyond severity 3 there is hardly more ice but less image, which brings bright images nearer to what they were.
+    Beyond severity 3 there is hardly more ice but less image, which brings bright images closer to the natural ones.
     """
     kept, added = ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))[severity - 1]
     return kept * x + added * ice(x, noise)
 
 
 def fog(x: Tensor, severity: int, noise: Noise) -> Tensor:
-    """Drifting fog f in [0, 1], a fractal, of thickness t: (x + t · f) · m / (m + t), m the image's brightest value.
+    """Fog, a fractal f in [0, 1] of thickness t: (x + t * f) * m / (m + t), with m the brightest value of the image.
 
-    The thickness is 0.2, 0.5, 0.75, 1, 1.5, and the fractal's displacements fall by 3², 3², 2.5², 2², 1.75² from one
-    scale to the next finer. Its largest puffs are as large as the image.
+    By severity, t is 0.2, 0.5, 0.75, 1, 1.5, and the displacements of the fractal decrease by 3^2, 3^2, 2.5^2, 2^2,
+    1.75^2 from one scale to the next finer one. The coarsest scale is the size of the image.
     """
     thickness, decay = ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))[severity - 1]
     height, width = x.shape[2:]
@@ -72,9 +72,9 @@ def fog(x: Tensor, severity: int, noise: Noise) -> Tensor:
 
 
 def brightness(x: Tensor, severity: int, noise: Noise) -> Tensor:
-    """Daylight: the value of the HSV colour rises by 0.05, 0.1, 0.15, 0.2, 0.3, up to 1; hue and saturation stay.
+    """Brightness: the HSV value increases by 0.05, 0.1, 0.15, 0.2, 0.3, up to 1; hue and saturation are unchanged.
 
-    As the value is the largest channel, this multiplies all channels alike; black becomes grey.
+    As the value is the largest channel, all channels are multiplied by the same factor; black becomes gray.
     """
     value = x.amax(1, keepdim=True)
     raised = (value + (0.05, 0.1, 0.15, 0.2, 0.3)[severity - 1]).clamp_max(1)
@@ -85,7 +85,7 @@ WEATHER = {"snow": snow, "frost": frost, "fog": fog, "brightness": brightness}
 
 
 def luma(x: Tensor) -> Tensor:
-    """(B, 1, H, W) how bright a colour looks; grey images as they are."""
+    """Return the perceived brightness (B, 1, H, W); gray images are returned as they are."""
     if x.shape[1] == 1:
         return x
     red, green, blue = (share * x[:, i : i + 1] for i, share in enumerate(LUMA))
@@ -93,10 +93,10 @@ def luma(x: Tensor) -> Tensor:
 
 
 def plasma(x: Tensor, decay: float, noise: Noise) -> Tensor:
-    """(B, S, S) fractal heights from 0 to 1, S the power of two that holds the image, by the diamond-square algorithm.
+    """Return fractal heights (B, S, S) from 0 to 1 by the diamond-square algorithm, S a power of two.
 
-    Every new point is the mean of its four neighbours on the coarser grid, which has no border but goes round, moved
-    by a uniform number, whose range is divided by ``decay`` when the grid becomes twice as fine.
+    Every new point is the mean of its four neighbors on the coarser, periodic grid, plus a uniform random number whose
+    range is divided by ``decay`` when the grid becomes twice as fine.
     """
     size = 2 ** math.ceil(math.log2(max(x.shape[2:])))
     moves = 2 * noise.uniform(x.new_empty(len(x), size, size)) - 1
@@ -119,10 +119,10 @@ def plasma(x: Tensor, decay: float, noise: Noise) -> Tensor:
 
 
 def ice(x: Tensor, noise: Noise) -> Tensor:
-    """(B, C, H, W) a window grown over with ice, one crystal for every 5 by 5 pixels (times side / 32).
+    """Return images of ice (B, C, H, W), with one crystal per 5 by 5 pixels (times side / 32).
 
-    A pixel belongs to the crystal of the nearest seed, which gives it a shade and a direction of needles, 2.5 pixels
-    apart; where the second nearest seed is as near, two crystals meet in a bright rim.
+    A pixel belongs to the crystal of the nearest seed, which has a shade and a direction of needles, 2.5 pixels apart.
+    Where the second nearest seed is equally near, two crystals meet in a bright rim.
     """
     unit = 5 * stretch(x)
     count = round(x.shape[2] * x.shape[3] / unit**2)
@@ -147,7 +147,7 @@ def ice(x: Tensor, noise: Noise) -> Tensor:
     rims = (5 * (nearest - second)).exp()
     grain = noise.uniform(nearest)
     level = 0.38 + 0.36 * noise.uniform(x.new_empty(len(x), 1, 1))
-    grey = level + 0.2 * (shade - 0.5) + 0.08 * needles + 0.2 * rims + 0.15 * (grain - 0.5)
-    # Ice is a little blue, where there are colours.
+    gray = level + 0.2 * (shade - 0.5) + 0.08 * needles + 0.2 * rims + 0.15 * (grain - 0.5)
+    # Ice is slightly blue in color images.
     tint = x.new_tensor((-0.05, 0.0, 0.05) if x.shape[1] == 3 else (0.0,))
-    return (grey[:, None] + tint[:, None, None]).clamp(0, 1)
+    return (gray[:, None] + tint[:, None, None]).clamp(0, 1)

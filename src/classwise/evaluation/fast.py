@@ -24,7 +24,7 @@ import torch
 from scipy.special import betaincinv
 
 from classwise.core.streams import ExampleNoise
-from classwise.core.types import MeasuredAttack, Whom
+from classwise.core.types import MeasuredAttack, Selection
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.reporting.effort import AuditInfo
@@ -45,7 +45,7 @@ class Cascade:
 
     stages: Mapping[str, MeasuredAttack]
     """In order, by the names of their columns."""
-    selects: Mapping[str, Whom]
+    selects: Mapping[str, Selection]
     """Which survivors each stage is run on."""
     verdicts: Verdicts
     seed: int

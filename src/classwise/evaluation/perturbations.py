@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
-from classwise.attacks import ATTACKS, BallAttack, Fast
-from classwise.attacks.adapters import ForeignAttack, as_attack
+from classwise.attacks import ATTACKS
+from classwise.attacks.adapters import as_attack
+from classwise.attacks.base import AnyAttack
 from classwise.config.plugins import is_attribute_spec, load_attribute
 from classwise.config.spec import Spec, build
 from classwise.core.errors import InputError
 from classwise.core.threat import Threat
 from classwise.corruptions import Corruption, make_corruptions
 from classwise.storage.verdicts import NATURAL, WORST_CASE
-
-AnyAttack = BallAttack | ForeignAttack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +44,9 @@ def read_perturbations(
             corruptions.extend(make_corruptions(one))
         else:
             attack = read_attack(one)
-            attack = replace(attack, exhaustive=True) if exhaustive and isinstance(attack, Fast) else attack
+            attack = replace(cast(Any, attack), exhaustive=True) if exhaustive and attack.has_audit else attack
             attacks.append((one if isinstance(one, str) else repr(attack), attack))
-    if exhaustive and not any(isinstance(attack, Fast) for _, attack in attacks):
+    if exhaustive and not any(attack.has_audit for _, attack in attacks):
         raise InputError("exhaustive applies to the attack fast only: add fast to the attacks, or drop exhaustive")
     threat = _common_threat([attack for _, attack in attacks], eps, norm)
     keys = _keys(attacks)
@@ -84,11 +83,8 @@ def _common_threat(attacks: Sequence[AnyAttack], eps: float | str | None, norm: 
 
 def _keys(attacks: Sequence[tuple[str, AnyAttack]]) -> list[str]:
     """Return the key of each attack: its name, or its spec if several attacks have that name."""
-    registered = {kind: name for name, kind in ATTACKS.items()}
-    names = [
-        attack.name if isinstance(attack, ForeignAttack) else registered.get(type(attack), type(attack).__name__)
-        for _, attack in attacks
-    ]
+    registered: dict[type[AnyAttack], str] = {kind: name for name, kind in ATTACKS.items()}
+    names = [registered.get(type(attack), attack.name) for _, attack in attacks]
     return [name if names.count(name) == 1 else spec for name, (spec, _) in zip(names, attacks, strict=True)]
 
 

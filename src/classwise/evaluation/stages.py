@@ -21,7 +21,7 @@ from classwise.core.model_calls import blamed_on_the_model, device_of
 from classwise.core.pass_counter import count_passes
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
-from classwise.core.types import Corruption, Effort, MeasuredAttack, Whom
+from classwise.core.types import AttackCall, Corruption, Effort, MeasuredAttack, Selection
 from classwise.data import ImageSet, ordered
 from classwise.evaluation.batching import BatchLoop
 from classwise.evaluation.fast import Cascade
@@ -44,7 +44,7 @@ class AttackParts:
     """Attacks of a grid, of which the strongest counts; empty for a single attack."""
     stages: Mapping[str, MeasuredAttack]
     """Attacks of an ensemble, in order; empty for a single attack."""
-    selects: Mapping[str, Whom]
+    selects: Mapping[str, Selection]
     """Which survivors each stage is run on."""
 
     @classmethod
@@ -57,7 +57,7 @@ class AttackParts:
             attack=attack,
             variants={f"{name}:{variant}": one for variant, one in attack.variants().items()},
             stages={f"{key}/{stage}": one for stage, one in stages.items()},
-            selects={f"{key}/{stage}": attack.whom(stage) for stage in stages},
+            selects={f"{key}/{stage}": attack.selects(stage) for stage in stages},
         )
 
     @property
@@ -162,7 +162,7 @@ def attack_batch(
             report=lambda passes: run.loop.progress.advance(0, f"pass {passes.calls} over this batch"),
         ),
     ):
-        return attack.run(searched, x, y, generator=noise)
+        return attack.run(AttackCall(searched, x, y, generator=noise))
 
 
 def _search(

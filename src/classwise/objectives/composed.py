@@ -1,4 +1,4 @@
-"""Objectives that add something to another one: they hold it, attack as it does and change its terms."""
+"""The base of objectives that modify another one: they use its attack and change its loss terms."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ BASES: Mapping[str, type[Smoothed]] = {"standard": Standard, "madry": Madry, "tr
 
 @dataclass(frozen=True, kw_only=True)
 class Composed(Objective):
-    """Another objective, its settings among one's own."""
+    """An objective built on another one, whose settings are also its own."""
 
     bases: ClassVar[tuple[str, ...]] = tuple(BASES)
-    """Those it may be built on."""
+    """Objectives it may be built on."""
 
     base: str = "madry"
-    beta: Number | None = None
-    """The base's own, where it has one."""
+    """Objective it is built on."""
+    beta: Number | None = None  # type: ignore[assignment]  # a number once the object is made
+    """Strength of the adversarial term. Default: that of the base."""
     smoothing: Number = 0.0
+    """Label smoothing of the base."""
     attack: PGD | None = None
-    """The base's own if not given."""
+    """Training attack. Default: that of the base."""
 
     def __post_init__(self) -> None:
         if self.base not in self.bases:
             raise unknown("base of an objective", self.base, self.bases)
-        beta = getattr(self.inner, "beta", 1.0)
-        if self.beta not in (None, beta):
+        if self.beta not in (None, self.inner.beta):
             raise InputError(f"base {self.base!r} has no beta, got {self.beta}")
-        # Whoever asks for the attack or the strength of an objective gets those of the base.
-        object.__setattr__(self, "beta", beta)
+        object.__setattr__(self, "beta", self.inner.beta)
         object.__setattr__(self, "attack", self.inner.attack)
 
     @cached_property
@@ -50,3 +50,7 @@ class Composed(Objective):
         given: dict[str, Any] = {"beta": self.beta, "smoothing": self.smoothing, "attack": self.attack}
         known = {part.name for part in fields(kind)}
         return kind(**{name: value for name, value in given.items() if name in known and value is not None})
+
+    @property
+    def used_controls(self) -> frozenset[str]:
+        return self.inner.used_controls

@@ -1,12 +1,12 @@
-"""Free adversarial training (Shafahi et al. 2019, Algorithm 1): one backward pass moves the weights and the images.
+"""Free adversarial training (Shafahi et al. 2019, Algorithm 1): one backward pass updates the weights and the images.
 
-Every batch is trained on ``replays`` times in a row. The gradient of each loss with respect to the images, which comes
-with that of the weights, moves them by a step in the ball for the next replay. So an epoch costs ``replays`` passes
-forward and back, whatever the strength of the attack.
+Each batch is trained on ``replays`` times in a row. The gradient with respect to the images, computed with that of the
+weights, moves them by a step in the ball for the next replay. An epoch costs ``replays`` forward and backward passes
+per image; there is no separate attack.
 
 Deviations
-* The images of a batch start anew within the ball; the paper goes on with the perturbation of the batch before, which
-  belongs to other images.
+* The images of each batch start anew in the ball; the paper continues with the perturbation of the previous batch,
+  which belongs to other images.
 * ``epochs`` in a recipe are passes over the data with all their replays; the paper divides their number by ``replays``.
 """
 
@@ -29,23 +29,27 @@ from classwise.objectives.madry import Madry
 
 @dataclass(frozen=True, kw_only=True)
 class Free(Madry):
-    """Cross-entropy on images that move with the weights. Each replay updates batch-norm statistics once."""
+    """Free adversarial training: images and weights are updated by the same backward pass, several times per batch.
+
+    Each replay updates batch-norm statistics once.
+    """
 
     paper: ClassVar[str] = "Shafahi et al. 2019"
 
     replays: int = 4
+    """Number of updates on each batch."""
     attack: PGD = PGD(steps=1)
-    """Its ball, start and step size; the step defaults to the radius, as in the paper."""
+    """Gives the ball, the start and the step size, whose default is the radius, as in the paper."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.replays < 2:
-            raise InputError(f"replays must be at least 2, got {self.replays}: with one, no image moves")
+            raise InputError(f"replays must be at least 2 for images to be perturbed, got {self.replays}")
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, *, generator: Randomness = None
     ) -> LossTerms:
-        """The loss of images that move as often as in training, while the weights stay."""
+        """Return the loss of images that are updated as often as in training, while the weights stay."""
         x_adv = self.perturb(model, x, y, controls, generator=generator)
         for _ in range(self.replays - 1):
             with torch.enable_grad():

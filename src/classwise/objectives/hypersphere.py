@@ -1,25 +1,25 @@
-"""HE, hypersphere embedding (Pang et al., NeurIPS 2020), and its growing scales (Tian et al. 2021, Eq. 3, 5, 6).
+"""HE, hypersphere embedding (Pang et al., NeurIPS 2020), with the scale schedules of Tian et al. (2021, Eq. 3, 5, 6).
 
-The logits of the head are s · cos θ_k. In the cross-entropy of another objective, and only there, the true class has to
-win by a margin: its logit is s · (cos θ_y - m). The attack and every divergence know no margin.
+The logits of the head are s * cos(theta_k). In the cross-entropy of the base objective, and only there, the logit of
+the true class is s * (cos(theta_y) - m), with margin m. The attack and the divergences use no margin.
 
-The scale s, which is set before every epoch n = 0, 1, ..., follows a schedule:
+The scale s is set before every epoch n = 0, 1, ... by a schedule:
 
-* ``constant``: s, with the margin m.
-* ``lis``, HE-LIS (Eq. 5): s_n = s_0 + (n / n_FI)(s_FI - s_0), from s_0 = 1 to s_FI = 75 at n_FI = 100. No margin.
-* ``cmp``, HE-CMP (Eq. 6): the largest probability that any image can reach rises linearly from 0.2 to 1 at n_FI = 90.
-  It is reached where one cosine is 1 and all others are -1 (Eq. 3), P = 1 / (1 + (K - 1) e^(-2s)). No margin.
+* ``constant``: s, with margin m.
+* ``lis``, HE-LIS (Eq. 5): s_n = s_0 + (n / n_FI) * (s_FI - s_0), from s_0 = 1 to s_FI = 75 at n_FI = 100. No margin.
+* ``cmp``, HE-CMP (Eq. 6): the largest possible probability rises linearly from 0.2 to 1 at n_FI = 90. It is reached if
+  one cosine is 1 and all others are -1 (Eq. 3): P = 1 / (1 + (K - 1) * exp(-2 * s)). No margin.
 
-Whoever trains with it should know that paper's finding: most of the gain under plain PGD is gone under Temperature-PGD.
-That is so where logits are bare cosines, as published code returns them. Here they have their scale, and PGD sees it.
+Tian et al. find that most of the gain under plain PGD disappears under Temperature-PGD. That holds for logits that are
+bare cosines, as published code returns them. Here the logits include the scale, and plain PGD uses it.
 
 Deviations
-* Gradients flow through both norms of the head; the authors' code overwrites the weights by their normalised copies.
-* The attack sees s · cos θ; attacked at the bare cosine, as a model that returns it would be, it is weaker.
-* Eq. 3 has the closed form s = log((K - 1) P / (1 - P)) / 2; the paper solves it by Powell's method.
-* P = 1 needs an infinite s. It is capped at the largest float32 below one, where s = 9.4 for ten classes.
-* Up to five classes P = 0.2 is not above chance and would ask for a scale of zero or less. The scale never falls below
-  0.4, which is about what ten classes begin with.
+* Gradients flow through both norms of the head; the authors' code overwrites the weights by normalized copies.
+* The attack uses s * cos(theta); an attack on the bare cosines is weaker.
+* Eq. 3 is solved in closed form, s = log((K - 1) * P / (1 - P)) / 2; the paper uses Powell's method.
+* P = 1 needs an infinite s. P is capped at the largest float32 below one, where s = 9.4 for ten classes.
+* With up to five classes P = 0.2 is not above chance, and s would be zero or less. The scale is at least 0.4, about the
+  first value for ten classes.
 """
 
 # B batch, K classes
@@ -51,7 +51,7 @@ EPOCHS: dict[Schedule, int] = {"constant": 1, "lis": 100, "cmp": 90}
 
 @dataclass(frozen=True, kw_only=True)
 class HypersphereEmbedding(Composed):
-    """Another objective on a model with the hypersphere head, with a margin or a growing scale.
+    """Hypersphere embedding: another objective on a cosine head, with an angular margin or a growing scale.
 
     Batch-norm statistics are updated as by the other objective.
     """
@@ -60,25 +60,28 @@ class HypersphereEmbedding(Composed):
     bases: ClassVar[tuple[str, ...]] = ("madry", "trades")
 
     scale: Number | None = None
-    """s, with ``lis`` the last one: 15 and 75. ``cmp`` finds its own."""
+    """Scale s; with ``lis`` the last one. Default: 15, with ``lis`` 75. ``cmp`` computes its own."""
     margin: Number | None = None
-    """m, in units of the cosine: 0.2, and none where the scale grows."""
+    """Margin m of the cosine. Default: 0.2 with ``constant``, else 0."""
     schedule: Schedule = "constant"
+    """How the scale grows: constant, lis or cmp."""
     epochs: int | None = None
-    """Over how many the scale grows: 100 with ``lis``, 90 with ``cmp``."""
+    """Number of epochs over which the scale grows. Default: 100 with ``lis``, 90 with ``cmp``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         grows = self.schedule != "constant"
         if self.scale is not None and (self.scale <= 0 or self.schedule == "cmp"):
-            raise InputError(f"scale must be positive, and none with cmp; got {self.scale} with {self.schedule}")
+            raise InputError(f"scale must be positive, and unset with cmp, got {self.scale} with {self.schedule}")
         if self.margin is not None and (self.margin < 0 or (grows and self.margin)):
-            raise InputError(f"margin must not be negative, and 0 where the scale grows; got {self.margin}")
+            raise InputError(
+                f"margin must not be negative, and 0 unless schedule=constant, got {self.margin} with {self.schedule}"
+            )
         if self.epochs is not None and self.epochs < 1:
             raise InputError(f"epochs must be at least 1, got {self.epochs}")
-        for name, usual in (("scale", SCALES), ("margin", MARGINS), ("epochs", EPOCHS)):
+        for name, defaults in (("scale", SCALES), ("margin", MARGINS), ("epochs", EPOCHS)):
             if getattr(self, name) is None:
-                object.__setattr__(self, name, usual[self.schedule])
+                object.__setattr__(self, name, defaults[self.schedule])
 
     def on_epoch(self, model: nn.Module, epoch: int) -> None:
         head, scale = _head(model)
@@ -86,7 +89,7 @@ class HypersphereEmbedding(Composed):
             scale.fill_(self.scale_at(epoch, head.out_features))
 
     def scale_at(self, epoch: int, num_classes: int) -> float:
-        """The scale of an epoch, counted from 1."""
+        """Return the scale in an epoch, counted from 1."""
         assert self.epochs is not None
         share = min((epoch - 1) / self.epochs, 1.0)
         if self.schedule == "cmp":
@@ -104,7 +107,7 @@ class HypersphereEmbedding(Composed):
         return replace(terms, adv=self._cross_entropy(terms.logits_adv, y))
 
     def _cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
-        # A margin means a constant scale, so what is recorded of a step may hold its value.
+        # A margin implies a constant scale, so a recorded training step may contain its value.
         assert self.scale is not None
         assert self.margin is not None
         less = logits.new_full((1, 1), -self.scale * self.margin).expand(len(y), 1)
@@ -112,15 +115,15 @@ class HypersphereEmbedding(Composed):
 
 
 def scale_for(probability: float, num_classes: int) -> float:
-    """The scale with which no probability can exceed this one (Eq. 3), within what is possible."""
+    """Return the scale at which the largest possible probability has this value (Eq. 3), within limits."""
     reachable = min(probability, LARGEST_PROBABILITY)
     odds = (num_classes - 1) * reachable / (1 - reachable)
     return max(math.log(odds) / 2, LEAST_SCALE)
 
 
 def _head(model: nn.Module) -> tuple[nn.Linear, Tensor]:
-    """The layer on the hypersphere, ours or anybody's that keeps its scale in a buffer, and that scale."""
+    """Return the head, a linear layer with a buffer ``scale``, and that scale."""
     for layer in model.modules():
         if isinstance(layer, nn.Linear) and isinstance(scale := dict(layer.named_buffers()).get("scale"), Tensor):
             return layer, scale
-    raise InputError("objective 'he' needs a model with its head: set head = \"hypersphere\" in the recipe's model")
+    raise InputError("objective 'he' needs a hypersphere head: set head = \"hypersphere\" in the recipe's model")

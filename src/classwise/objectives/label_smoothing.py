@@ -1,8 +1,8 @@
-"""Label smoothing (Szegedy et al. 2016): the label keeps 1 - a of the target, and a is spread over all K classes.
+"""Label smoothing (Szegedy et al. 2016): a share a of the target distribution is spread over all K classes.
 
-CE_a(z, y) = (1 - a) · CE(z, y) + a · mean over k of CE(z, k).
+    CE_a(z, y) = (1 - a) * CE(z, y) + a * mean_k CE(z, k)
 
-Only the loss is smoothed; the training attack works against the true label.
+Only the training loss is smoothed; the training attack uses the true label.
 """
 
 # B batch, K classes
@@ -21,15 +21,15 @@ from classwise.core.types import Objective
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothed(Objective):
-    """An objective with a cross-entropy in it."""
+    """The base of objectives with a cross-entropy, which may use smoothed labels."""
 
     smoothing: Number = 0.0
-    """Share of the target that is spread over all classes."""
+    """Share of the target distribution that is spread over all classes."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing < 1:
-            raise InputError(f"smoothing must lie in [0, 1), got {self.smoothing}")
+            raise InputError(f"smoothing must be at least 0 and below 1, got {self.smoothing}")
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
-        """(B,) from the smoothed labels."""
+        """Return the cross-entropy with smoothed labels (B,)."""
         return F.cross_entropy(logits, y, reduction="none", label_smoothing=self.smoothing)

@@ -1,8 +1,8 @@
-"""Adversarial training (Madry et al. 2018): min E max CE(f(x'), y).
+"""Adversarial training (Madry et al. 2018): minimize E max CE(f(x'), y).
 
 Deviations
-* The attack sees batch norm in evaluation mode; several published codes attack in training mode, which updates
-  the running statistics with every attack step.
+* The attack runs with batch norm in evaluation mode. Several published codes attack in training mode, which updates the
+  running statistics in every attack step.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ from classwise.objectives.label_smoothing import Smoothed
 
 @dataclass(frozen=True, kw_only=True)
 class Madry(Smoothed):
-    """Cross-entropy on attacked images. Batch-norm statistics are updated by the one adversarial pass."""
+    """Adversarial training: cross-entropy on adversarial images.
+
+    Batch-norm statistics are updated by the adversarial batch.
+    """
 
     paper: ClassVar[str] = "Madry et al. 2018"
+    has_natural_term: ClassVar[bool] = False
 
     attack: PGD = PGD(steps=10)
 

@@ -1,16 +1,15 @@
-"""MART, misclassification-aware adversarial training (Wang et al., ICLR 2020).
+"""MART, misclassification aware adversarial training (Wang et al., ICLR 2020).
 
-L = BCE(p(x'), y) + beta · KL(p(x) ‖ p(x')) · (1 - p_y(x)), with the boosted cross-entropy
-BCE(p, y) = -log p_y - log(1 - max over k ≠ y of p_k).
+    L = BCE(p(x'), y) + beta * KL(p(x) || p(x')) * (1 - p_y(x)),   BCE(p, y) = -log p_y - log(1 - max_{k != y} p_k)
 
-Of the loss terms, ``nat`` is the boosted cross-entropy of the *attacked* image, since it is the term without beta; MART
-has no loss of the clean image alone. A policy that turns ``weight_nat`` weights this one.
+Of the loss terms, ``nat`` is the boosted cross-entropy of the *adversarial* image, as it is the term without beta: a
+policy that sets ``weight_nat`` weights this one. MART has no loss of the natural image alone.
 
 Deviations
-* The attack starts anywhere in the ball, which is how the paper's random start is read here; the authors' code starts
+* The attack starts uniformly in the ball, which is how the paper's random start is read here; the authors' code starts
   from the image with a little Gaussian noise.
-* The divergence comes from log-softmax and needs no constant under its logarithm. Under the other logarithm the
-  authors' constants stay: 1.0001 + 1e-12 in place of 1, and 1.0000001 - p_y as the weight.
+* The divergence is computed from log-softmax, without the constants in the authors' logarithms. In the other terms
+  their constants are kept: 1.0001 + 1e-12 in place of 1, and 1.0000001 - p_y as the weight.
 """
 
 # B batch, K classes
@@ -33,14 +32,15 @@ from classwise.core.types import LossTerms, Objective
 
 @dataclass(frozen=True, kw_only=True)
 class Mart(Objective):
-    """Boosted cross-entropy on attacked images plus a regulariser, stronger for misclassified ones.
+    """MART: boosted adversarial cross-entropy plus a divergence with more weight on misclassified examples.
 
-    Batch-norm statistics see the clean, then the attacked batch.
+    Batch-norm statistics are updated by the natural, then by the adversarial batch.
     """
 
     paper: ClassVar[str] = "Wang et al. 2020"
 
     beta: Number = 5.0
+    """Strength of the divergence."""
     attack: PGD = PGD(steps=10)
 
     def __post_init__(self) -> None:

@@ -1,12 +1,12 @@
-"""Classes kept apart (Benz et al. 2021, Sections 3.2 and 3.3): a regulariser on the similarity of class logits.
+"""Similarity regularizer (Benz et al. 2021, Sections 3.2 and 3.3): push the mean logits of different classes apart.
 
-L + strength · mean over pairs of classes i ≠ j of cos(m_i, m_j), where m_k is the mean logit vector of class k.
+    L + strength * mean_{i != j} cos(m_i, m_j),   m_k the mean logit vector of class k
 
 Deviations
-* The paper names the regulariser and fixes neither its form nor its strength. Here the means are those of a batch,
-  over the classes that are in it, and the gradient flows through them.
-* The logits are the clean ones where the base objective has them (standard, TRADES), else the attacked ones (Madry).
-  The value is added to that term of every example, so class weights of mean one leave its strength as it is.
+* The paper names the regularizer and specifies neither its form nor its strength. Here the means are those of a batch,
+  over the classes present in it, and the gradient flows through them.
+* Natural logits are used if the base objective has them (standard, TRADES), else adversarial ones (Madry). The value is
+  added to that term of every example, so class weights of mean one do not change its strength.
 """
 
 # B batch, K classes
@@ -27,7 +27,7 @@ from classwise.objectives.composed import Composed
 
 @dataclass(frozen=True, kw_only=True)
 class Similarity(Composed):
-    """Another objective plus the mean cosine between the mean logits of different classes.
+    """Another objective plus the mean cosine similarity between the mean logits of different classes.
 
     Batch-norm statistics are updated as by the other objective.
     """
@@ -35,7 +35,7 @@ class Similarity(Composed):
     paper: ClassVar[str] = "Benz et al. 2021"
 
     strength: Number = 0.1
-    """Of the regulariser. Its gradient grows as logits shrink: at 1 a small network on digits never begins to learn."""
+    """Strength of the regularizer. Its gradient grows as logits shrink: at 1 a small network does not learn digits."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,12 +51,12 @@ class Similarity(Composed):
 
 
 def similarity(logits: Tensor, y: Tensor) -> Tensor:
-    """The mean cosine between mean logit vectors of different classes; 0 where there is only one class."""
+    """Return the mean cosine similarity between mean logit vectors of different classes; 0 for a single class."""
     num_classes = logits.shape[1]
     count = logits.new_zeros(num_classes).index_add(0, y, logits.new_ones(len(y)))
     total = logits.new_zeros(num_classes, num_classes).index_add(0, y, logits)
-    unit = F.normalize(total, dim=1)  # a sum has the direction of its mean; a class that is absent stays zero
+    unit = F.normalize(total, dim=1)  # a sum has the direction of its mean; absent classes stay zero
     present = (count > 0).sum()
-    # |u_1 + u_2 + ...|² holds every pair twice, and each vector with itself.
+    # |u_1 + u_2 + ...|^2 contains every pair twice, and each vector with itself.
     both_ways = unit.sum(0).square().sum() - unit.square().sum()
     return both_ways / (present * (present - 1)).clamp_min(1)

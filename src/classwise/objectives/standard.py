@@ -1,8 +1,9 @@
-"""Training without an attack: E CE(f(x), y). The baseline that shows what adversarial training is for."""
+"""Standard training, minimize E CE(f(x), y): the baseline without an attack."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,12 @@ from classwise.objectives.label_smoothing import Smoothed
 
 @dataclass(frozen=True, kw_only=True)
 class Standard(Smoothed):
-    """Cross-entropy on clean images. Batch-norm statistics are updated by the one clean pass."""
+    """Standard training: cross-entropy on natural images.
+
+    Batch-norm statistics are updated by the natural batch.
+    """
+
+    has_adversarial_term: ClassVar[bool] = False
 
     @property
     def attack(self) -> None:

@@ -1,9 +1,9 @@
-"""TRADES (Zhang et al. 2019, Eq. 5): min E CE(f(x), y) + beta · max KL(p(x) ‖ p(x')).
+"""TRADES (Zhang et al. 2019, Eq. 5): minimize E CE(f(x), y) + beta * max KL(p(x) || p(x')).
 
 Deviations
-* Two training-mode passes, one of the clean and one of the attacked batch; the authors' code makes three, the
-  clean one twice.
-* The clean logits inside the attack are computed once, not at every step; the value is the same.
+* Two passes in training mode, one of the natural and one of the adversarial batch. The authors' code makes three, the
+  natural one twice.
+* The natural logits in the attack are computed once instead of in every step; the value is the same.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from classwise.objectives.label_smoothing import Smoothed
 
 @dataclass(frozen=True, kw_only=True)
 class Trades(Smoothed):
-    """Clean cross-entropy plus a regulariser. Batch-norm statistics see the clean, then the attacked batch."""
+    """TRADES: natural cross-entropy plus the divergence between natural and adversarial outputs.
+
+    Batch-norm statistics are updated by the natural, then by the adversarial batch.
+    """
 
     paper: ClassVar[str] = "Zhang et al. 2019"
 
     beta: Number = 6.0
+    """Strength of the divergence."""
     attack: PGD = PGD(steps=10, loss="kl", start="gaussian")
 
     def __post_init__(self) -> None:

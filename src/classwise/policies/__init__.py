@@ -1,4 +1,4 @@
-"""Class-wise methods: one paper a file. Each turns class statistics into class controls."""
+"""Policies, the class-wise methods: one paper per file. Each maps class statistics to class controls."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""Anti-bias soft labels (ABSLD, Zhao et al. 2024): a teacher is sharper about classes the student finds hard.
+"""ABSLD, anti-bias soft label distillation (Zhao et al. 2024): sharper teacher outputs for classes of high loss.
 
-The teacher's logits on images of class k are divided by tau_k. After every epoch, with l_k the student's cross-entropy
-on class k of the training images,
+The teacher's logits on images of class k are divided by tau_k. After every epoch, with l_k the mean cross-entropy of
+the student on training images of class k,
 
-    tau_k ← clip(tau_k − rate · (l_k − mean l) / max |l − mean l|, low, high),
+    tau_k <- clip(tau_k - rate * (l_k - mean l) / max |l - mean l|, low, high),
 
-separately for clean and attacked images.
+separately for natural and adversarial images.
 
 Deviations
-* l_k is a class mean; the authors take the sum, which is the same where classes are of one size.
-* The authors lower the rate with the learning rate, and divide both targets by both temperatures (a tensor that is
-  changed in place); here the rate is constant, and each term has its own.
+* l_k is a class mean; the authors take the sum, which is equivalent for classes of equal size.
+* The rate is constant; the authors lower it with the learning rate.
+* Each term uses its own temperature. In the authors' code both targets are divided by both temperatures, because a
+  tensor is changed in place.
 """
 
 # K classes
@@ -31,23 +32,26 @@ from classwise.core.types import ClassControls, ClassStats, Policy, Task
 
 @dataclass(kw_only=True)
 class ABSLD(Policy):
-    """Lowers the temperature of a teacher's answers for classes of high loss, and raises it for the others."""
+    """Lower the teacher's temperature for classes of high loss and raise it for the others."""
 
     paper: ClassVar[str] = "Zhao et al. 2024"
     turns: ClassVar[tuple[str, ...]] = ("temperature_nat", "temperature_adv")
     uses: ClassVar[tuple[str, ...]] = ("train.ce_nat", "train.ce_adv")
 
     rate: Number = 0.1
+    """Step size of the temperatures."""
     low: Number = 0.5
+    """Smallest temperature."""
     high: Number = 5.0
+    """Largest temperature."""
     temperatures: Tensor = field(default_factory=lambda: torch.ones(2, 0), init=False, repr=False)
-    """(2, K) for clean and for attacked images."""
+    """(2, K) temperatures for natural and for adversarial images."""
 
     def __post_init__(self) -> None:
         if self.rate < 0:
             raise InputError(f"rate must not be negative, got {self.rate}")
         if not 0 < self.low <= 1 <= self.high:
-            raise InputError(f"temperatures start at 1: expected 0 < low <= 1 <= high, got {self.low} and {self.high}")
+            raise InputError(f"low and high must satisfy 0 < low <= 1 <= high, got {self.low} and {self.high}")
 
     def start(self, task: Task) -> ClassControls:
         self.temperatures = torch.ones(2, task.num_classes, dtype=torch.float64)

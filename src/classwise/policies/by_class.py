@@ -1,4 +1,4 @@
-"""Numbers for single classes, as a recipe gives them."""
+"""Settings per class, as recipes write them."""
 
 # K classes
 
@@ -11,15 +11,15 @@ from classwise.core.types import Task
 
 
 def by_class(what: str, given: Sequence[float] | Mapping[str, float], task: Task, default: float) -> list[float]:
-    """(K,) from a number for every class, or from a table of classes by name or number; the others get the default."""
+    """Return K numbers from one per class, or from a table of class names or numbers with a default for the others."""
     if not isinstance(given, Mapping):
         if len(given) != task.num_classes:
-            raise InputError(f"{what} has {len(given)} numbers for {task.num_classes} classes")
+            raise InputError(f"{what} must have one number for each of {task.num_classes} classes, got {len(given)}")
         return list(given)
     by_label: dict[int, float] = {}
     for name, value in given.items():
         label = task.label(name)
         if label in by_label:
-            raise InputError(f"{what} names class {task.classes[label]!r} twice")
+            raise InputError(f"{what} contains class {task.classes[label]!r} twice")
         by_label[label] = value
     return [by_label.get(label, default) for label in range(task.num_classes)]

@@ -1,16 +1,16 @@
-"""Class focused online learning (Pethick et al., TMLR 2023): an adversary picks the classes, by EXP3.
+"""CFOL, class focused online learning (Pethick et al., TMLR 2023): an adversary chooses the class distribution by EXP3.
 
-q = softmax(w), and classes are drawn by p = gamma / K + (1 - gamma) · q. Every error under attack of class k raises w_k
-by eta / p_k: divided by the chance of being asked, it estimates the error of a class without favour for those asked
-often. With ``mode=reweighting`` all classes are drawn alike and p goes into the loss instead.
+With q = softmax(w), classes are sampled from p = gamma / K + (1 - gamma) * q. Every misclassification of class k under
+attack adds eta / p_k to w_k; dividing by the sampling probability makes this an unbiased estimate of the class error.
+With ``mode=reweighting`` classes are sampled uniformly and p weights the loss.
 
 Deviations
-* The authors update w after every batch; here the errors of an epoch, all drawn by one p, are added at its end.
-* The first epoch takes every example once. On balanced data that is p = 1/K, and it tells which classes there are:
+* The authors update w after every batch; here the errors of an epoch, all sampled from one p, are added at its end.
+* The first epoch takes every example once. On balanced data that is p = 1/K, and it shows which classes are present:
   later a class might be missing by chance.
-* A class without training examples has share zero, and the others share what is left.
-* Re-weighting counts an example of class k by p_k over the share of its class in the data. That is the authors' K · p_k
-  where classes are balanced, and where they are not, the mean weight is still one.
+* A class without training examples has share zero; the others share the rest.
+* Reweighting weights an example of class k by p_k over the share of the class in the data. That is the authors' K * p_k
+  for balanced classes, and otherwise keeps the mean weight at one.
 """
 
 # K classes
@@ -29,32 +29,33 @@ from classwise.core.errors import InputError, unknown
 from classwise.core.types import ClassControls, ClassStats, Policy, Task
 
 Mode = Literal["sampling", "reweighting"]
-"""Whether classes are drawn by the adversary's distribution, or weighted by it."""
+"""Whether classes are sampled from the adversary's distribution or weighted by it."""
 
 
 @dataclass(kw_only=True)
 class CFOL(Policy):
-    """Draws classes more often the more often they are misclassified under attack."""
+    """Sample classes more often the more often they are misclassified under attack."""
 
     paper: ClassVar[str] = "Pethick et al. 2023"
     turns: ClassVar[tuple[str, ...]] = ("sampling", "weight_nat", "weight_adv")
     uses: ClassVar[tuple[str, ...]] = ("train.robust",)
 
     eta: Number = 5e-6
-    """An error of class k adds eta / p_k to its score. The authors' choice for 40000 training images of CIFAR-10."""
+    """Learning rate of the scores. The default is the authors' for 40,000 training images of CIFAR-10."""
     gamma: Number = 0.5
-    """Share of the draws that go to all classes alike."""
+    """Share of the uniform distribution in p."""
     mode: Mode = "sampling"
+    """Sample classes from p, or weight the loss by p."""
     scores: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)
-    """(K,) the adversary's w."""
+    """(K,) scores w of the adversary."""
     drawn: Tensor | None = field(default=None, init=False)
-    """(K,) the p by which the examples of this epoch are drawn; None takes every example once."""
+    """(K,) class distribution p of this epoch; None: every example once."""
 
     def __post_init__(self) -> None:
         if self.eta <= 0:
             raise InputError(f"eta must be positive, got {self.eta}")
         if not 0 < self.gamma <= 1:
-            raise InputError(f"gamma must lie above 0 and not above 1, got {self.gamma}")
+            raise InputError(f"gamma must be above 0 and at most 1, got {self.gamma}")
         if self.mode not in get_args(Mode):
             raise unknown("mode", str(self.mode), get_args(Mode))
 

@@ -1,20 +1,21 @@
-"""Class-wise distributionally robust optimisation over a chi-square ball (Zhi et al. 2025, arXiv 2501.04527).
+"""Class-wise distributionally robust optimization over a chi-square ball (Zhi et al. 2025, arXiv 2501.04527).
 
-With L_k the mean loss of class k, the model descends Σ_k p_k L_k for the worst p near the uniform distribution:
+With L_k the mean loss of class k, the model minimizes sum_k p_k L_k for the worst p near the uniform distribution:
 
-    max_p Σ_k p_k L_k   subject to   p ≥ 0,   Σ_k p_k = 1,   (1/K) Σ_k (K p_k − 1)² ≤ rho.
+    max_p sum_k p_k L_k   subject to   p >= 0,   sum_k p_k = 1,   (1/K) sum_k (K p_k - 1)^2 <= rho.
 
-Where no p_k is zero, K p_k = 1 + sqrt(rho) · (L_k − mean L) / std L, and the maximum is mean L + sqrt(rho) · std L. In
-general K p_k = max(0, L_k − eta) / c: classes of small loss have none, and among the others p is linear in the loss.
-The left side of the constraint rises with eta, so its values at eta = L_1 … L_K tell which classes are left.
+If no p_k is zero, K p_k = 1 + sqrt(rho) * (L_k - mean L) / std L, and the maximum is mean L + sqrt(rho) * std L. In
+general K p_k = max(0, L_k - eta) / c: classes of small loss have weight zero, and among the others p is linear in the
+loss. The left side of the constraint increases with eta, so its values at eta = L_1 ... L_K determine which classes
+have weight.
 
 Deviations
-* L is the loss of the last epoch on validation, and p is constant in an epoch; the paper solves for p on the training
-  loss within its objective.
-* rho bounds the mean of (K p_k − 1)²; where the divergence is defined with a factor of one half, rho is half of this.
-* L_k is a class mean, so of N training examples one of class k carries p_k · N / n_k, which is K p_k where classes are
-  of one size.
-* K counts the classes that are in training and in validation; one that is only in training carries its even share.
+* L is the loss of the last epoch on validation data, and p is constant within an epoch; the paper solves for p on the
+  training loss within its objective.
+* rho bounds the mean of (K p_k - 1)^2; if the divergence is defined with a factor of one half, rho is half of this.
+* L_k is a class mean, so of N training examples one of class k has the weight p_k * N / n_k, which is K p_k for classes
+  of equal size.
+* K counts the classes present in training and validation; for a class present in training only, p_k = 1/K.
 """
 
 # K classes
@@ -34,14 +35,14 @@ from classwise.core.types import ClassControls, ClassStats, Policy
 
 @dataclass(kw_only=True)
 class ChiSquare(Policy):
-    """Weights classes by the worst distribution within a chi-square ball around the uniform one."""
+    """Weight classes by the worst-case distribution within a chi-square ball around the uniform one."""
 
     paper: ClassVar[str] = "Zhi et al. 2025"
     turns: ClassVar[tuple[str, ...]] = ("weight_nat", "weight_adv")
     uses: ClassVar[tuple[str, ...]] = ("val.loss",)
 
     rho: Number = 0.5
-    """Size of the ball: 0 is plain training, K − 1 lets all weight go to one class."""
+    """Size of the ball: 0 is plain training, K - 1 allows all weight on one class."""
 
     def __post_init__(self) -> None:
         if self.rho < 0:
@@ -58,17 +59,17 @@ class ChiSquare(Policy):
 
 
 def worst_weights(loss: Tensor, rho: float) -> Tensor:
-    """(K,) K · p of the worst p for these losses, exactly; classes that tie are treated alike."""
+    """Return K * p of the worst-case p for these losses (K,), exactly; ties get equal weights."""
     if not len(loss):
         return loss
-    loss = loss - loss.amax()  # so that classes that tie at the top differ from their mean by nothing, not by rounding
+    loss = loss - loss.amax()  # so that classes that tie at the top equal their mean exactly
     above = (loss - loss[:, None]).clamp_min(0)
-    # (K,) the left side of the constraint at eta = L_k; NaN at the largest loss, whose class is never left out.
+    # (K,) the left side of the constraint at eta = L_k; NaN at the largest loss, whose class always has weight.
     spread = above.square().mean(1) / above.mean(1).square() - 1
     active = ~(spread <= rho)
     kept = 1 / active.double().mean()
     offset = torch.where(active, loss - loss[active].mean(), 0.0)
     variance = offset.square().mean()
-    # mean (K p)² = kept + slope² · variance is to be 1 + rho; classes that all tie have no one to prefer.
+    # mean (K p)^2 = kept + slope^2 * variance must be 1 + rho; if all losses tie, weights are equal.
     slope = ((1 + rho - kept).clamp_min(0) / variance).sqrt() if variance > 0 else 0.0
     return torch.where(active, kept + slope * offset, 0.0).clamp_min(0)

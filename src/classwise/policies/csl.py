@@ -1,17 +1,17 @@
-"""Cost-sensitive learning (Benz et al. 2021, section 3.3): a higher loss weight for the vulnerable classes.
+"""CSL, cost-sensitive learning (Benz et al. 2021, Section 3.3): a higher loss weight for vulnerable classes.
 
-The paper describes two scenarios. In the first all classes matter alike, and their spread is to shrink; after each
-epoch, with a_c the robust accuracy of class c on validation,
+The paper describes two scenarios. In the first, all classes are equally important and their spread is reduced: after
+each epoch, with a_c the robust accuracy of class c on validation data,
 
-    w_c ← w_c + gamma · (mean a − a_c) / mean a,   then all w are divided by their mean.
+    w_c <- w_c + gamma * (mean a - a_c) / mean a,   then all w are divided by their mean.
 
-In the second one class is critical: only its weight is moved, by gamma · (max a − a_c) / max a, which is positive as
-long as another class is more robust, and the division lowers the others evenly.
+In the second, one class is critical: only its weight changes, by gamma * (max a - a_c) / max a, which is positive while
+another class is more robust; the division lowers the others evenly.
 
 Deviations
-* The paper fixes no update. The first rule is ours, with the rate 0.05 of Li & Liu 2023; so is the second.
-* A weight does not fall below 0.01 before the division, where the rule alone would make it negative.
-* Means are over the classes that are in training and in validation; a class that is not in both keeps its weight.
+* The paper specifies no update. Both rules are ours, with the rate 0.05 of Li & Liu 2023.
+* Before the division a weight is at least 0.01, as the rule alone may make it negative.
+* Means are over the classes present in training and validation; other classes keep their weight.
 """
 
 # K classes
@@ -30,23 +30,24 @@ from classwise.core.errors import InputError
 from classwise.core.types import ClassControls, ClassStats, Policy, Task
 
 FLOOR = 0.01
+"""Smallest weight before normalization."""
 
 
 @dataclass(kw_only=True)
 class CSL(Policy):
-    """Moves weight towards classes below the mean robust accuracy, or towards one critical class."""
+    """Raise the loss weight of classes below the mean robust accuracy, or of one critical class."""
 
     paper: ClassVar[str] = "Benz et al. 2021"
     turns: ClassVar[tuple[str, ...]] = ("weight_nat", "weight_adv")
     uses: ClassVar[tuple[str, ...]] = ("val.robust",)
 
     gamma: Number = 0.05
-    """Rate of the weights."""
+    """Learning rate of the weights."""
     critical: str | int | None = None
-    """The one class to lift, by name or number; None shrinks the spread of all."""
+    """Class to improve, by name or number. Default: reduce the spread of all classes."""
     weights: Tensor = field(default_factory=lambda: torch.ones(0), init=False, repr=False)
     label: int | None = field(default=None, init=False, repr=False)
-    """The critical class in this task."""
+    """The number of the critical class."""
 
     def __post_init__(self) -> None:
         if self.gamma <= 0:
@@ -66,13 +67,14 @@ class CSL(Policy):
         return replace(ClassControls.uniform(len(by_class)), weight_nat=by_class, weight_adv=by_class)
 
     def lag(self, robust: Tensor, judged: Tensor) -> Tensor:
-        """(K,) how far each class is behind what it is measured by, as a share of that; 0 where it is not to move."""
+        """Return how far each class (K,) is below its reference, as a share of it; 0 for classes that keep weight."""
         if self.label is None:
-            aim, moved = robust[judged].mean(), judged
+            reference, updated = robust[judged].mean(), judged
         else:
-            aim, moved = robust.where(judged, 0).amax(), judged & (torch.arange(len(robust)) == self.label)
-        # Without any robustness yet, or any class to judge by, there is no difference to act on.
-        return torch.where(moved & (aim > 0), (aim - robust) / aim, 0.0)
+            reference = robust.where(judged, 0).amax()
+            updated = judged & (torch.arange(len(robust)) == self.label)
+        # While the reference is 0, or there is no class to compare, weights stay.
+        return torch.where(updated & (reference > 0), (reference - robust) / reference, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         return {"weights": self.weights}

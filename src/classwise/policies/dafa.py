@@ -1,18 +1,18 @@
-"""Distance-aware fair adversarial training (Lee et al. 2024, Eq. 4): hard classes are helped by their neighbours.
+"""DAFA, distance-aware fair adversarial training (Lee et al. 2024, Eq. 4): hard classes gain weight from similar ones.
 
-After a warm-up, with P[i, j] the mean softmax output j on attacked training images of class i, every pair of classes
-in which i is harder than j, P[i, i] < P[j, j], moves weight from j to i, the more the closer they are:
+After a warm-up, with P[i, j] the mean softmax output j on adversarial training images of class i, every pair of classes
+in which i is harder than j, P[i, i] < P[j, j], moves weight from j to i, more if the classes are similar:
 
-    W_i += lam · P[i, j] · P[j, j],   W_j −= lam · P[i, j] · P[j, j],   from W = 1.
+    W_i += lam * P[i, j] * P[j, j],   W_j -= lam * P[i, j] * P[j, j],   starting at W = 1.
 
-The cross-entropy of class i is weighted by W_i and its radius is W_i · eps; the KL term of TRADES is not weighted.
+The cross-entropy of class i is weighted by W_i, and its radius is W_i * eps. The KL term of TRADES is not weighted.
 
 Deviations
 * W is at least 0.1. The paper leaves it unbounded, and with many classes it may become negative.
 * Pairs that tie are skipped, as in the paper; the authors' code moves weight for them.
-* The attack takes one step of W_i times its size for each of its iterations; the authors' adversarial training
-  without TRADES takes a second, unweighted one, and never leaves the common radius.
-* W is part of the saved state; the authors' resume forgets it.
+* The step size of the attack is scaled by W_i. The authors' adversarial training without TRADES takes a second,
+  unscaled step per iteration and never leaves the common radius.
+* W is part of the saved state; the authors' code loses it on resuming.
 """
 
 # K classes
@@ -31,22 +31,23 @@ from classwise.core.errors import InputError
 from classwise.core.types import ClassControls, ClassStats, Policy, Task
 
 FLOOR = 0.1
+"""Smallest weight."""
 
 
 @dataclass(kw_only=True)
 class DAFA(Policy):
-    """Once, after a warm-up, moves weight and radius from easy classes to the hard ones near them."""
+    """After a warm-up, move weight and radius once from easy classes to hard classes near them."""
 
     paper: ClassVar[str] = "Lee et al. 2024"
     turns: ClassVar[tuple[str, ...]] = ("weight_nat", "weight_adv", "eps_scale")
     uses: ClassVar[tuple[str, ...]] = ("train.softmax_adv", "train.loss_nat")
 
     lam: Number = 1.0
-    """How much is moved; the paper uses 1.5 on CIFAR-100 and STL-10."""
+    """Strength of the change; the paper uses 1.5 on CIFAR-100 and STL-10."""
     warmup: int = 70
-    """Epochs of plain training, the last of which is looked at; the paper trains for 110 in all."""
+    """Number of epochs of plain training, the last of which gives the statistics; the paper trains for 110 in total."""
     weights: Tensor = field(default_factory=lambda: torch.ones(0), init=False, repr=False)
-    """(K,) W, once it is known."""
+    """(K,) weights W; empty during the warm-up."""
 
     def __post_init__(self) -> None:
         if self.lam <= 0:
@@ -76,9 +77,9 @@ class DAFA(Policy):
 
 
 def moved(softmax: Tensor) -> Tensor:
-    """(K,) what each class gains from easier ones less what it gives to harder ones. ``softmax`` is P, (K, K).
+    """Return the weight each class (K,) gains from easier classes minus what it gives to harder ones.
 
-    A class without examples has a row of zeros: it neither gains, being near to none, nor gives.
+    ``softmax`` is P, (K, K). A class without examples has a row of zeros, so it neither gains nor gives.
     """
     own = softmax.diagonal()
     gains = softmax * own * (own[:, None] < own)

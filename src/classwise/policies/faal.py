@@ -1,24 +1,25 @@
-"""Fairness-aware adversarial learning (Zhang et al., CVPR 2024): the worst mixture of classes, batch by batch.
+"""FAAL, fairness-aware adversarial learning (Zhang et al., CVPR 2024): the worst-case class distribution of each batch.
 
-Let m_k be the mean margin loss max_{j ≠ y} z_j − z_y over the attacked examples of class k. The loss of a batch is
-weighted by the distribution that maximises Σ_k p_k m_k subject to Σ_k p_k = 1 and KL(u ‖ p) ≤ radius, with u uniform.
+Let m_k be the mean margin loss max_{j != y} z_j - z_y over the adversarial examples of class k in a batch. The batch
+loss is weighted by the distribution that maximizes sum_k p_k m_k subject to sum_k p_k = 1 and KL(u || p) <= radius,
+with u uniform.
 
-Where the m_k differ, the constraint binds. The stationary point is p_k = lambda · u_k / (mu − m_k) with mu > max m, and
-lambda follows from Σ_k p_k = 1, so one equation in mu is left:
+If the m_k differ, the constraint is active. The stationary point is p_k = lambda * u_k / (mu - m_k) with mu > max m,
+and lambda follows from sum_k p_k = 1, which leaves one equation in mu:
 
-    KL(u ‖ p) = Σ_k u_k log(mu − m_k) + log Σ_k u_k / (mu − m_k) = radius,
+    KL(u || p) = sum_k u_k log(mu - m_k) + log sum_k u_k / (mu - m_k) = radius.
 
-whose left side falls from infinity to zero. Nothing changes when the m_k are shifted or scaled, so it is solved for
-theta = log((mu − max m) / (max m − min m)). The largest and the smallest of the n values 1 / (mu − m_k) then differ by
-the factor e^L = 1 + e^−theta. So KL ≤ L, and KL ≥ (2 / n) log cosh(L / 2), which it is when all others are at the mean
-of these two. The root therefore lies between −(n · radius + log 4) and −log(e^radius − 1).
+Its left side decreases from infinity to zero. It is invariant to shifting and scaling the m_k, so it is solved for
+theta = log((mu - max m) / (max m - min m)). The largest and the smallest of the n values 1 / (mu - m_k) then differ by
+the factor e^L = 1 + e^-theta. So KL <= L, and KL >= (2 / n) log cosh(L / 2), with equality if all others are at the
+mean of these two. The root therefore lies between -(n * radius + log 4) and -log(e^radius - 1).
 
 Deviations
-* A class counts by its weight alone. The authors maximise Σ_i p_{y_i} m_{y_i} over examples, in which a class counts
-  again by how often it happens to be in the batch.
-* A class that is not in the batch has no say; the authors give it a margin of −1 and a share of the distribution.
-* The root is found on the device by repeated section, with no general solver and without waiting for the host.
-* Fine-tuning, its length and its learning rate, and adversarial weight perturbation are the recipe's.
+* A class counts by its weight alone. The authors maximize sum_i p_{y_i} m_{y_i} over examples, in which a class also
+  counts by its frequency in the batch.
+* A class absent from the batch is ignored; the authors give it a margin of -1 and a share of the distribution.
+* The root is found on the device by repeated section, without a general solver and without waiting for the host.
+* Fine-tuning, its length, its learning rate and adversarial weight perturbation are settings of the recipe.
 """
 
 # B batch, K classes, S sections
@@ -37,12 +38,12 @@ from classwise.core.errors import InputError
 from classwise.core.types import ClassControls, LossTerms, Policy
 
 SECTIONS, ROUNDS = 64, 10
-"""Each round keeps one of the sections: together 2^60, beyond the precision of float64."""
+"""Sections per round, and rounds of the search. Each round keeps one section; 2^60 exceeds float64 precision."""
 
 
 @dataclass(kw_only=True)
 class FAAL(Policy):
-    """Weights the classes of every batch by the worst distribution near the uniform one."""
+    """Weight the classes of each batch by the worst-case distribution near the uniform one."""
 
     paper: ClassVar[str] = "Zhang et al. 2024"
     turns: ClassVar[tuple[str, ...]] = ("weight_nat", "weight_adv")
@@ -50,7 +51,7 @@ class FAAL(Policy):
     fine_tunes: ClassVar[bool] = True
 
     radius: Number = 0.5
-    """How far from uniform the distribution may go, as KL(u ‖ p)."""
+    """Largest divergence from the uniform distribution, KL(u || p)."""
 
     def __post_init__(self) -> None:
         if self.radius <= 0:
@@ -58,7 +59,7 @@ class FAAL(Policy):
 
     def on_batch(self, terms: LossTerms, y: Tensor) -> ClassControls:
         if terms.logits_adv is None:
-            raise InputError("faal needs attacked images: choose an objective with an attack")
+            raise InputError("faal needs adversarial images: choose an objective with an attack")
         logits = terms.logits_adv.detach().double()
         labels = torch.arange(logits.shape[1], device=y.device)
         own = y[:, None] == labels
@@ -72,11 +73,11 @@ class FAAL(Policy):
 
 
 def worst_mixture(means: Tensor, present: Tensor, radius: float) -> Tensor:
-    """(K,) the p that maximises Σ p_k m_k within KL(u ‖ p) ≤ radius over the classes present; zero for the others."""
+    """Return the p (K,) that maximizes sum_k p_k m_k within KL(u || p) <= radius over the classes present, else 0."""
     n = present.sum().to(means.dtype)
     highest = means.masked_fill(~present, -torch.inf).amax()
     gaps = (highest - means).masked_fill(~present, 0)
-    # Of equal means all gaps are zero, whatever they are divided by, and every theta gives the uniform distribution.
+    # If all means are equal, all gaps are zero, and every theta gives the uniform distribution.
     log_gaps = (gaps / gaps.amax().clamp_min(torch.finfo(gaps.dtype).tiny)).log()
     log_u = torch.where(present, -n.log(), -torch.inf)
     steps = torch.linspace(0, 1, SECTIONS + 1, dtype=means.dtype, device=means.device)

@@ -1,16 +1,17 @@
-"""FAIR-TAT (Medi et al., WACV 2025): targeted attacks towards the classes that others are mistaken for.
+"""FAIR-TAT (Medi et al., WACV 2025): targeted attacks towards the classes that others are confused with.
 
-CFPS_c is the share of class c among the wrong predictions on the attacked training images of the epoch before. An
-image of class y is attacked towards a class drawn from softmax(2 · CFPS) over the classes other than y, within the
-radius (lambda_r + t_y) · eps, where t_y is the robust accuracy of its class in that epoch (as in CFA). In the first
+CFPS_c is the share of class c among the wrong predictions on adversarial training images of the previous epoch. An
+image of class y is attacked towards a class drawn from softmax(2 * CFPS) over the classes other than y, within the
+radius (lambda_r + t_y) * eps, where t_y is the robust accuracy of its class in that epoch (as in CFA). In the first
 epoch targets are uniform over the other classes and the radius is eps.
 
 Deviations
-* The distribution of the targets of class y is renormalised over the other classes; the authors' code draws again
-  until the target is another class, which comes to the same.
-* An epoch without a wrong prediction makes targets uniform, and a class without attacked images keeps the radius eps.
-* The authors' code attacks in training mode, and normalises images twice.
-* The weight average that goes with it (FAWA) is the recipe's.
+* The distribution of targets is renormalized over the other classes; the authors' code draws again until the target is
+  another class, which is equivalent.
+* After an epoch without wrong predictions targets are uniform. A class without adversarial images keeps the radius eps.
+* The attack runs in evaluation mode and images are normalized once; the authors' code attacks in training mode and
+  normalizes twice.
+* The weight average of the paper (FAWA) is a setting of the recipe.
 """
 
 # K classes
@@ -29,16 +30,16 @@ from classwise.core.types import ClassControls, ClassStats, Policy, Task
 
 @dataclass(kw_only=True)
 class FairTAT(Policy):
-    """Aims the training attack at the classes that others are mistaken for, within a radius for each class."""
+    """Target the training attack at frequently predicted wrong classes, with a radius per class."""
 
     paper: ClassVar[str] = "Medi et al. 2025"
     turns: ClassVar[tuple[str, ...]] = ("targets", "eps_scale")
     uses: ClassVar[tuple[str, ...]] = ("train.confusion_adv", "train.robust")
 
     lambda_r: Number = 0.5
-    """Radius, relative to eps, of a class that is never classified correctly under attack."""
+    """Radius of a class of robust accuracy 0, relative to eps."""
     sharpness: Number = 2.0
-    """Factor on CFPS; zero draws targets uniformly in every epoch."""
+    """Factor on CFPS; 0 draws targets uniformly."""
 
     def __post_init__(self) -> None:
         if self.lambda_r <= 0:

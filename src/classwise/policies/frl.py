@@ -1,24 +1,25 @@
-"""Fair robust learning (Xu et al. 2021): no class may be much worse than the average, by Lagrange multipliers.
+"""FRL, fair robust learning (Xu et al. 2021): bounds on class errors above the average, by Lagrange multipliers.
 
-With the natural error and the boundary error of class k on validation, clean_k = 1 − natural_k and
-bndy_k = natural_k − robust_k, and their excess over the mean, g0_k = clean_k − mean clean − delta and g1_k likewise,
+With the natural error clean_k = 1 - natural_k and the boundary error bndy_k = natural_k - robust_k of class k on
+validation data, and their excess over the mean, g0_k = clean_k - mean clean - delta and g1_k likewise,
 
-    lam0 ← max(0, lam0 + rate · g0),   lam1 ← max(0, lam1 + 2 · rate · g1),   each scaled to a sum of at most ``limit``,
-    w_k = 1/K + (1 − 1/K) · lam_k − 1/K · Σ_{j≠k} lam_j,   lam0 for the natural term, lam1 for the adversarial one.
+    lam0 <- max(0, lam0 + rate * g0),   lam1 <- max(0, lam1 + 2 * rate * g1),   each scaled to a sum of at most
+    ``limit``, w_k = 1/K + (1 - 1/K) * lam_k - 1/K * sum_{j != k} lam_j,   lam0 for the natural, lam1 for the
+    adversarial term.
 
-Reweighting (RW) stops here. With re-margining (RM) the radius of a class grows with its boundary error:
+Reweighting (RW) ends here. With re-margining (RM) the radius of a class grows with its boundary error:
 
-    lam2 ← lam2 + rate_eps · g1,   eps_k = eps · exp(2 · lam2_k), within [0.98, max_scale] · eps.
+    lam2 <- lam2 + rate_eps * g1,   eps_k = eps * exp(2 * lam2_k), within [0.98, max_scale] * eps.
 
 Deviations
-* The loss carries K · w_k, whose mean over the classes is one; the authors divide by the weights of each batch.
-* w_k is negative only where ``limit`` is above one. It is then floored at 0, and the weights scaled back to mean one.
-* The authors measure before every epoch, so their first is weighted already; here the first epoch is uniform.
-* lam2 stays within the bounds of the radius. Theirs runs on beyond, and takes as many epochs to come back.
-* The rate is constant: theirs is halved every 40 epochs, and they train for 40.
-* Means are over the classes that are in training and in validation; the others keep their multipliers.
-* The step of the attack goes with the radius of each class; the authors' is the same for all in a batch.
-* beta is the objective's; the authors use 1.5.
+* The loss has the weights K * w_k, whose mean over the classes is one; the authors divide by the weights of each batch.
+* w_k is negative only if ``limit`` is above one. It is then set to 0, and the weights are scaled back to mean one.
+* The first epoch is uniform; the authors measure before every epoch, so that their first is weighted already.
+* lam2 stays within the bounds of the radius. The authors' continues beyond them and takes as many epochs to return.
+* The rate is constant; the authors halve it every 40 epochs and train for 40.
+* Means are over the classes present in training and validation; other classes keep their multipliers.
+* The step size of the attack scales with the radius of the class; the authors' is the same for all in a batch.
+* beta is that of the objective; the authors use 1.5.
 """
 
 # K classes
@@ -38,11 +39,12 @@ from classwise.core.errors import InputError
 from classwise.core.types import ClassControls, ClassStats, Policy, Task
 
 MIN_SCALE = 0.98
+"""Smallest radius, relative to eps."""
 
 
 @dataclass(kw_only=True)
 class FRLReweight(Policy):
-    """Lagrange multipliers on natural and boundary errors above the mean, as class weights."""
+    """FRL, reweighting: Lagrange multipliers on natural and boundary errors above the mean are class weights."""
 
     paper: ClassVar[str] = "Xu et al. 2021"
     turns: ClassVar[tuple[str, ...]] = ("weight_nat", "weight_adv")
@@ -50,15 +52,15 @@ class FRLReweight(Policy):
     fine_tunes: ClassVar[bool] = True
 
     delta: Number = 0.1
-    """How far above the mean an error may be."""
+    """Tolerated excess of a class error over the mean."""
     rate: Number = 0.05
-    """Rate of the multipliers of the weights."""
+    """Learning rate of the weight multipliers."""
     limit: Number = 0.5
-    """The most that the multipliers of one term may sum to."""
+    """Largest sum of the multipliers of one term."""
     lam0: Tensor = field(default_factory=lambda: torch.zeros(0), init=False, repr=False)
     lam1: Tensor = field(default_factory=lambda: torch.zeros(0), init=False, repr=False)
     lam2: Tensor = field(default_factory=lambda: torch.zeros(0), init=False, repr=False)
-    """(K,) multipliers of the natural error, of the boundary error, and logarithms of the radius, halved."""
+    """(K,) multipliers of the natural error and of the boundary error, and half the logarithm of the radius scale."""
 
     def __post_init__(self) -> None:
         if self.delta < 0:
@@ -87,15 +89,16 @@ class FRLReweight(Policy):
         )
 
     def excess(self, error: Tensor, judged: Tensor) -> Tensor:
-        """(K,) by how much an error is above the mean and the slack; 0 for a class that is not judged."""
+        """Return the excess of each class error (K,) over the mean plus delta; 0 for classes without statistics."""
         return torch.where(judged, error - error[judged].mean() - self.delta, 0.0)
 
     def limited(self, lam: Tensor) -> Tensor:
+        """Return multipliers made non-negative and scaled to a sum of at most ``limit``."""
         lam = lam.clamp_min(0)
         return lam * (self.limit / lam.sum().clamp_min(self.limit))
 
     def remargin(self, boundary: Tensor) -> None:
-        """Nothing here: every class keeps the same radius."""
+        """Update the radius of each class; reweighting leaves it as it is."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"lam0": self.lam0, "lam1": self.lam1, "lam2": self.lam2}
@@ -106,15 +109,15 @@ class FRLReweight(Policy):
 
 @dataclass(kw_only=True)
 class FRLRemargin(FRLReweight):
-    """FRL's weights, and a larger radius for classes with many examples near the boundary."""
+    """FRL, reweighting and re-margining: also a larger radius for classes with a high boundary error."""
 
     turns: ClassVar[tuple[str, ...]] = ("weight_nat", "weight_adv", "eps_scale")
 
     delta: Number = 0.07
     rate_eps: Number = 0.1
-    """Rate of the radius."""
+    """Learning rate of the radius."""
     max_scale: Number = 2.5
-    """The largest radius, relative to eps."""
+    """Largest radius, relative to eps."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,8 +132,8 @@ class FRLRemargin(FRLReweight):
 
 
 def weights(lam: Tensor, trained: Tensor) -> Tensor:
-    """(K,) K · w_k over the classes in training; one for the others."""
+    """Return K * w_k for the classes in training and 1 for the others (K,)."""
     lam = torch.where(trained, lam, 0.0)
-    # K · (1/K + (1 − 1/K) lam_k − 1/K Σ_{j≠k} lam_j)
+    # K * (1/K + (1 - 1/K) * lam_k - 1/K * sum_{j != k} lam_j)
     raised = (1 + trained.sum() * lam - lam.sum()).clamp_min(0)
     return torch.where(trained, raised / raised[trained].mean(), 1.0).float()

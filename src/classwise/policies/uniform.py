@@ -1,4 +1,4 @@
-"""No class-wise method: every class is treated alike."""
+"""The baseline without a class-wise method: all classes are treated equally."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from classwise.core.types import Policy
 
 @dataclass(kw_only=True)
 class Uniform(Policy):
-    """Leaves all controls at one."""
+    """No class-wise method: all classes are treated equally."""

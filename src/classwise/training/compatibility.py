@@ -50,42 +50,22 @@ def traits_of(objective: Objective) -> Traits:
     x_adv = objective.perturb(model, x, y, controls, generator=random)
     for replay in range(objective.replays):
         x_adv = x_adv if replay == 0 else objective.again(x, x_adv, y, controls)
-        terms = objective.terms(model, x, x_adv, y)
-        reduce(terms, y, controls).backward()  # type: ignore[no-untyped-call]
-    effects = {
-        "sampling": True,
-        "weight_nat": bool(torch.any(terms.nat)),
-        "weight_adv": bool(terms.beta and torch.any(terms.adv)),
-        "beta_scale": bool(terms.beta and torch.any(terms.adv)),
-        "eps_scale": objective.attack is not None,
-        "targets": objective.attack is not None and _untargeted(objective) is None,
-        "temperature_nat": objective.needs_teacher,
-        "temperature_adv": objective.needs_teacher,
-    }
+        reduce(objective.terms(model, x, x_adv, y), y, controls).backward()  # type: ignore[no-untyped-call]
     passes = model.forwards + BACKWARD * model.backwards + teacher.forwards
-    return Traits(frozenset(name for name, effect in effects.items() if effect), passes / BATCH)
+    return Traits(objective.used_controls, passes / BATCH)
 
 
 def conflict(policy: Policy | type[Policy], objective: Objective) -> str | None:
     """Return why a policy makes no sense on an objective; None if it does."""
-    controls = set(policy.turns)
+    controls, used = set(policy.turns), objective.used_controls
     if objective.attack is None and ("targets" in controls or "batch.logits_adv" in policy.uses):
         return "it needs a training attack, and the objective has none"
-    if "targets" in controls and (reason := _untargeted(objective)) is not None:
-        return f"it needs a targeted training attack, and {reason}"
-    if controls and not controls & traits_of(objective).obeys:
+    if "targets" in controls and "targets" not in used:
+        kl = "the attack loss 'kl' does not support targets: set loss to ce, margin or dlr in the recipe's attack table"
+        untargeted = kl if objective.supports_targets else "the objective's own attack does not support targets"
+        return f"it needs a targeted training attack, and {untargeted}"
+    if controls and not controls & used:
         return f"it sets {', '.join(policy.turns)}, which has no effect on this objective"
-    return None
-
-
-def _untargeted(objective: Objective) -> str | None:
-    """Return why the training attack cannot be targeted; None if it can."""
-    if type(objective).perturb is not Objective.perturb:
-        return "the objective's own attack does not support targets"
-    if getattr(objective.attack, "loss", None) == "kl":
-        return (
-            "the attack loss 'kl' does not support targets: set loss to ce, margin or dlr in the recipe's attack table"
-        )
     return None
 
 

@@ -156,7 +156,7 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT,
     images = phases[0].images
     num_classes = len(images.classes) if images.classes is not None else int(images.labels.max()) + 1
     classes = images.classes or tuple(str(label) for label in range(num_classes))
-    task = Task(classes=classes, beta=float(getattr(objective, "beta", 1.0)))
+    task = Task(classes=classes, beta=objective.beta)
     policy.start(task)  # raises if the policy names a class that does not exist
     train, validation = split_images(recipe, images, task)
     with torch.random.fork_rng(devices=[]):

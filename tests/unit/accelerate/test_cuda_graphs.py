@@ -18,6 +18,7 @@ from classwise.accelerate.cuda_graphs import CAPTURE_AFTER, MAX_BATCH, GraphedFu
 from classwise.attacks import APGD, FAB, PGD, CosinePGD, Square
 from classwise.attacks.base import BallAttack
 from classwise.core.streams import ExampleNoise
+from classwise.core.types import AttackCall
 from classwise.models import digits_cnn, resnet18
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: there are no graphs elsewhere")
@@ -147,7 +148,7 @@ def test_attacks_equal_with_and_without_graphs(attack: BallAttack, monkeypatch: 
         monkeypatch.setattr("classwise.accelerate.optimized_copy.MAX_BATCH", largest)
         optimized = make_optimized_copy(model, x, lowered=False)
         assert optimized is not None
-        found.append(attack.run(optimized, x, y, generator=ExampleNoise(0, torch.arange(len(x)))))
+        found.append(attack.run(AttackCall(optimized, x, y, generator=ExampleNoise(0, torch.arange(len(x))))))
         assert bool(optimized._loops.state) == (largest > 0)
     (mine, effort), (theirs, same) = found
     assert (mine - theirs).abs().amax() < 1e-4

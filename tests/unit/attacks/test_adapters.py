@@ -24,6 +24,7 @@ from classwise.attacks.adapters import ForeignAttack, as_attack
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
+from classwise.core.types import AttackCall
 
 THREAT = Threat.parse("8/255")
 EPS = THREAT.eps
@@ -250,7 +251,7 @@ def test_passes_are_counted_by_example() -> None:
         (model(x[3:] + delta)[:, 0].sum() + model(x[3:] - delta)[:, 1].sum()).backward()
         return x
 
-    _, effort = as_attack(restless).run(model, x, y)
+    _, effort = as_attack(restless).run(AttackCall(model, x, y))
     assert torch.equal(effort.forwards, model.forwards)
     assert torch.equal(effort.backwards, model.backwards)
     assert effort.forwards.tolist() == [5, 7, 7, 7, 7, 7, 9, 8]
@@ -262,7 +263,7 @@ def test_images_of_another_shape_are_counted_too(model: Net) -> None:
         model(nn.functional.interpolate(torch.cat([x, x]), scale_factor=2))
         return x
 
-    assert as_attack(resizing).run(model, *batch())[1].forwards.tolist() == [2] * 8
+    assert as_attack(resizing).run(AttackCall(model, *batch()))[1].forwards.tolist() == [2] * 8
 
 
 def test_gradients_by_torch_func_are_counted(model: Net) -> None:
@@ -271,7 +272,7 @@ def test_gradients_by_torch_func_are_counted(model: Net) -> None:
         return (x + EPS * gradient.sign()).clamp(0, 1)
 
     x, y = batch()
-    found, effort = as_attack(functional).run(model, x, y)
+    found, effort = as_attack(functional).run(AttackCall(model, x, y))
     assert torch.equal(found, fgsm(model, x, y, EPS))
     assert effort.forwards.tolist() == effort.backwards.tolist() == [1] * 8
 
@@ -335,9 +336,9 @@ def test_leaves_no_trace(model: Net, fails: bool) -> None:
 def test_works_where_gradients_are_off(model: Net, context: type) -> None:
     x, y = batch()
     attack = as_attack(fgsm).within(THREAT)
-    expected, _ = attack.run(model, x, y)
+    expected, _ = attack.run(AttackCall(model, x, y))
     with context():
-        found, effort = attack.run(model, x.clone(), y.clone())
+        found, effort = attack.run(AttackCall(model, x.clone(), y.clone()))
     assert torch.equal(found, expected)
     assert effort.backwards.tolist() == [1] * 8
 
@@ -364,7 +365,7 @@ def test_type_and_form_of_the_model_are_hidden(images: torch.dtype) -> None:
 def test_no_images_need_no_call(model: Net) -> None:
     x, y = batch()
     shift = Shift(EPS)
-    found, effort = as_attack(shift).run(model, x[:0], y[:0])
+    found, effort = as_attack(shift).run(AttackCall(model, x[:0], y[:0]))
     assert (found.shape, len(effort.forwards), shift.calls) == (x[:0].shape, 0, 0)
     with pytest.raises(InputError, match="8 images need as many labels, got 7"):
         as_attack(shift)(model, x, y[:7])
@@ -380,9 +381,9 @@ def test_scales_and_targets_reach_those_that_name_them(model: Net) -> None:
 
     found = as_attack(partial(ready, eps_scale=torch.zeros(8)))(model, x, y, eps_scale=scale, targets=targets)
     assert torch.equal(found, x + 0.1 * scale[:, None, None, None])
-    with pytest.raises(InputError, match="jitter has no parameter 'eps_scale'"):
+    with pytest.raises(InputError, match="jitter needs a parameter 'eps_scale'"):
         as_attack(jitter)(model, x, y, eps_scale=scale)
-    with pytest.raises(InputError, match="jitter has no parameter 'targets'"):
+    with pytest.raises(InputError, match="jitter needs a parameter 'targets'"):
         as_attack(jitter)(model, x, y, targets=targets)
 
 
@@ -392,11 +393,11 @@ def test_the_threat_is_given_once() -> None:
     assert (stated.eps, stated.norm) == ("8/255", "Linf")
     assert stated.within(THREAT).threat == THREAT
     assert stated.within(Threat.parse(8 / 255)).eps == str(8 / 255)
-    with pytest.raises(InputError, match=r"^Shift asks for eps = 8/255, elsewhere it is 0.0314: give it once$"):
+    with pytest.raises(InputError, match=r"^Shift has eps = 8/255, elsewhere it is 0.0314: set it only once$"):
         stated.within(Threat.parse("0.0314"))
-    with pytest.raises(InputError, match=r"^Shift asks for norm = L2, elsewhere it is Linf: give it once$"):
+    with pytest.raises(InputError, match=r"^Shift has norm = L2, elsewhere it is Linf: set it only once$"):
         as_attack(Shift(8 / 255, "l2")).within(THREAT)
-    with pytest.raises(InputError, match=r"fgsm asks for eps = 0\.1"):
+    with pytest.raises(InputError, match=r"fgsm has eps = 0\.1"):
         as_attack(partial(fgsm, eps=0.1)).within(THREAT)
 
 
@@ -437,12 +438,12 @@ def test_identity_is_in_the_settings_and_the_code(model: Net) -> None:
         (None, "None is not an attack"),
         ("pgd", "'pgd' is not an attack"),
         (torch.zeros(30, 30), r"\.\.\. is not an attack"),
-        (PGD, "PGD is not an attack: expected a spec like 'pgd:steps=20'.*; it is a class: pass PGD"),
-        (Shift, "it is a class: pass Shift"),
-        (Net(), "is not an attack.*; it takes"),
-        (lambda x, y: x, r"is not an attack.*; it takes \(x, y\)"),
-        (lambda model, x, y, steps: x, r"is not an attack.*; it takes \(model, x, y, steps\)"),
-        (PGD(eps=0.1).bind(Net()), r"is not an attack.*; it takes \(x: "),
+        (PGD, "PGD is not an attack: it is a class; pass PGD"),
+        (Shift, "it is a class; pass Shift"),
+        (Net(), "is not an attack.*; its parameters are"),
+        (lambda x, y: x, r"is not an attack.*; its parameters are \(x, y\)"),
+        (lambda model, x, y, steps: x, r"is not an attack.*; its parameters are \(model, x, y, steps\)"),
+        (PGD(eps=0.1).bind(Net()), r"is not an attack.*; its parameters are \(x: "),
     ],
     ids=["number", "None", "text", "tensor", "our class", "a class", "model", "no model", "more", "bound"],
 )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from classwise.attacks import BallAttack
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
+from classwise.core.types import AttackCall
 
 EPS = 0.1
 
@@ -38,7 +39,7 @@ def test_any_number_of_classes_and_examples(attack: BallAttack, num_classes: int
     model = Net(channels, num_classes)
     x, _ = batch(size, channels, 6, num_classes, 0)
     y = known(model, x)
-    x_adv, effort = bounded(attack).run(model, x, y, generator=ExampleNoise(0, torch.arange(size)))
+    x_adv, effort = bounded(attack).run(AttackCall(model, x, y, generator=ExampleNoise(0, torch.arange(size))))
     assert Threat.parse(EPS, attack.norms[0]).ball(x).contains(x_adv).all()
     assert (effort.forwards >= 1).all()
     assert (effort.backwards == 0).all() if attack.black_box else (effort.backwards >= 1).all()
@@ -92,7 +93,7 @@ def test_a_model_on_another_device_than_the_images(attack: BallAttack) -> None:
     model = Net(3, 5).cuda()
     x, _ = batch(5, 3, 6, 5, 0)
     y = known(model, x.cuda()).cpu()
-    x_adv, effort = bounded(attack).run(model, x, y, generator=ExampleNoise(0, torch.arange(5)))
+    x_adv, effort = bounded(attack).run(AttackCall(model, x, y, generator=ExampleNoise(0, torch.arange(5))))
     assert x_adv.device == x.device
     assert Threat.parse(EPS, attack.norms[0]).ball(x).contains(x_adv).all()
     assert not torch.equal(x_adv, x)
@@ -112,7 +113,9 @@ def test_bound_to_a_model_it_is_called_with_images_and_labels(attack: BallAttack
 
 @pytest.mark.parametrize("attack", TABLE, ids=repr)
 def test_no_images_cost_nothing(attack: BallAttack) -> None:
-    x_adv, effort = bounded(attack).run(Net(1, 3), torch.empty(0, 1, 4, 4), torch.empty(0, dtype=torch.int64))
+    x_adv, effort = bounded(attack).run(
+        AttackCall(Net(1, 3), torch.empty(0, 1, 4, 4), torch.empty(0, dtype=torch.int64))
+    )
     assert x_adv.shape == (0, 1, 4, 4)
     assert effort.forwards.shape == (0,)
 
@@ -150,6 +153,6 @@ def test_what_it_says_it_cost_is_what_the_model_saw(attack: BallAttack) -> None:
     x, _ = batch(6, 3, 6, 5, 0)
     y = known(model, x)
     seen = SimpleNamespace(forwards=0, backwards=0)
-    _, effort = bounded(attack).run(Counted(model, seen), x, y)
+    _, effort = bounded(attack).run(AttackCall(Counted(model, seen), x, y))
     assert int(effort.forwards.sum()) == seen.forwards
     assert int(effort.backwards.sum()) == seen.backwards

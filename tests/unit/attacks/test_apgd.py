@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from classwise.attacks import APGD, ATTACKS
-from classwise.attacks.apgd import LOOK, checkpoints, random_start
+from classwise.attacks.apgd import CHECK_EVERY, checkpoints, random_start
 from classwise.attacks.losses import log_odds, make_loss, margin
 from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
+from classwise.core.types import AttackCall
 
 
 class Linear(nn.Module):
@@ -157,7 +158,7 @@ def test_walks_as_algorithm_1_does(steps: int, rho: float, loss: Any, norm: Any)
         if not bool(predicted(model, x_adv) == y):
             continue
         kept += 1
-        start = random_start(attack.pose(model, x, y, generator=ExampleNoise(0, torch.tensor([number]))))
+        start = random_start(attack.problem(AttackCall(model, x, y, generator=ExampleNoise(0, torch.tensor([number])))))
         assert torch.allclose(x_adv, algorithm_1(model, x, y, start, attack), atol=1e-9, rtol=0)
     assert kept >= 4
 
@@ -178,7 +179,7 @@ def test_returns_the_first_break_or_else_the_best_point_of_its_walk(norm: Any) -
         kept = int(wrong[0]) if len(wrong) else int(log_odds(y[i].expand(len(walk)))(logits).argmax())
         assert torch.allclose(x_adv[0], walk[kept], atol=1e-12, rtol=0)
         # A broken image is left alone at the next look; another one takes every step.
-        assert len(walk) == (max(LOOK, -(-kept // LOOK) * LOOK) + 1 if len(wrong) else 21)
+        assert len(walk) == (max(CHECK_EVERY, -(-kept // CHECK_EVERY) * CHECK_EVERY) + 1 if len(wrong) else 21)
         outcomes.append(len(wrong) > 0)
     assert 3 <= sum(outcomes) <= 27
 
@@ -187,7 +188,7 @@ def test_broken_examples_stop_costing_passes() -> None:
     model = Curved()
     x = images(200, 2)
     y = predicted(model, x)
-    x_adv, effort = APGD(eps=0.03, steps=50).run(model, x, y, generator=streams(200))
+    x_adv, effort = APGD(eps=0.03, steps=50).run(AttackCall(model, x, y, generator=streams(200)))
     alive = predicted(model, x_adv) == y
     assert 20 < alive.sum() < 180
     assert (effort.forwards[alive] == 51).all()
@@ -235,7 +236,7 @@ def test_reaches_the_worst_case_margin_of_a_linear_model(
     targets = (y + 1) % num_classes
     x_adv = APGD(loss=loss).within(threat)(model, x, y, generator=streams(10), targets=targets)
     logits = model(x_adv)
-    reached = make_loss("margin", APGD(eps=eps).pose(model, x, y), targets)(logits)
+    reached = make_loss("margin", APGD(eps=eps).problem(AttackCall(model, x, y, targets=targets)))(logits)
     aimed = bound.gather(1, targets[:, None]).squeeze(1)
     assert (reached <= aimed + 1e-9).all()
     alive = logits.argmax(1) == y  # the others stopped where they broke
@@ -248,11 +249,15 @@ def test_starts_on_the_surface_of_the_ball_cut_to_the_box() -> None:
         attack = APGD(eps=0.1, norm=norm)  # type: ignore[arg-type]
         x = images(50, 5, 0.3, 0.7)
         scale = torch.linspace(0, 2, 50)
-        start = random_start(attack.pose(Linear(3), x, torch.zeros(50).long(), eps_scale=scale, generator=streams(50)))
+        start = random_start(
+            attack.problem(AttackCall(Linear(3), x, torch.zeros(50).long(), eps_scale=scale, generator=streams(50)))
+        )
         delta = (start - x).flatten(1)
         size = delta.abs().amax(1) if norm == "Linf" else delta.norm(dim=1)
         assert torch.allclose(size, 0.1 * scale.double(), atol=1e-12)
-        corner = attack.pose(Linear(3), torch.zeros_like(x), torch.zeros(50).long(), generator=streams(50))
+        corner = attack.problem(
+            AttackCall(Linear(3), torch.zeros_like(x), torch.zeros(50).long(), generator=streams(50))
+        )
         assert random_start(corner).amin() == 0
         assert corner.ball.contains(random_start(corner)).all()
 
@@ -310,7 +315,7 @@ def test_averages_gradients_of_random_models() -> None:
     for eot in (1, 30):
         model = Restless(3.0)
         attack = APGD(eps=0.02, steps=10, loss="margin", eot=eot)
-        x_adv, effort = attack.run(model, x, y, generator=streams(len(x)))
+        x_adv, effort = attack.run(AttackCall(model, x, y, generator=streams(len(x))))
         assert model.passes == int(effort.backwards.max()) == 11 * eot
         margins[eot] = margin(y)(Restless(0)(x_adv)).mean().item()
     best = reachable_by_sign(x)
@@ -352,7 +357,7 @@ def test_a_point_without_an_answer_is_no_break() -> None:
         ("apgd:rho=0", "rho must lie between 0 and 1, got 0.0"),
         ("apgd:eot=0", "eot must be at least 1, got 0"),
         ("apgd:loss=kl", "loss = 'kl': input should be 'ce', 'dlr' or 'margin'"),
-        ("apgd:num_targets=3", "num_targets goes with target=all"),
+        ("apgd:num_targets=3", "num_targets needs target=all, got target=None"),
         ("apgd:step_size=0.1", "did you mean 'steps'?"),
     ],
 )

@@ -356,7 +356,7 @@ def test_non_finite_gradients_fall_back_to_the_clean_image() -> None:
         ("pgd:steps=0", "steps must be at least 1, got 0"),
         ("pgd:step_size=-0.1", "step_size must be positive, got -0.1"),
         ("pgd:restarts=0", "restarts must be at least 1, got 0"),
-        ("pgd:loss=kl,start=zero", "needs a random start"),
+        ("pgd:loss=kl,start=zero", "needs start=uniform or gaussian"),
         ("pgd:loss=hinge", "loss = 'hinge': input should be 'ce', 'margin', 'dlr' or 'kl'"),
         ("pgd:stesp=3", "did you mean 'steps'?"),
         ("pgd:steps=many", "steps = 'many': input should be a valid integer"),
@@ -402,7 +402,7 @@ def test_specs_reach_the_fields() -> None:
 def test_radius_is_given_once() -> None:
     with pytest.raises(InputError, match="has no radius"):
         PGD()(Net(3, 5), torch.rand(1, 3, 4, 4), torch.tensor([0]))
-    with pytest.raises(InputError, match="give it once"):
+    with pytest.raises(InputError, match="set it only once"):
         PGD(eps="4/255").within(Threat.parse("8/255"))
     assert PGD(eps="8/255").within(Threat.parse("8/255")).threat.text == "8/255"
     with pytest.raises(InputError, match="2 images need as many labels, got 1"):

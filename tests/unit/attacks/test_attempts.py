@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classwise.attacks import APGD, FAB, PGD, CosinePGD, aimed
+from classwise.attacks import APGD, FAB, PGD, CosinePGD, gradient
+from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import margin
 from classwise.attacks.problem import Problem
 from classwise.core.streams import ExampleNoise
+from classwise.core.types import AttackCall
 
 EPS = 0.03
 
@@ -39,12 +41,12 @@ def batch(model: nn.Module) -> tuple[Tensor, Tensor]:
     ids=lambda attack: type(attack).__name__,
 )
 def test_side_by_side_is_one_after_the_other(
-    attack: aimed.GradientAttack, model: nn.Module, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+    attack: GradientAttack, model: nn.Module, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y = batch
     results = []
     for room in (1, 70, 10_000):
-        monkeypatch.setattr(aimed, "ROOM", {False: room})
+        monkeypatch.setattr(gradient, "CAPACITY", {False: room})
         results.append(attack(model, x, y, generator=ExampleNoise(0, torch.arange(len(x)))))
     broken = model(results[0]).argmax(1) != y
     assert 0 < broken.sum() < len(y)
@@ -58,7 +60,7 @@ def test_attempts_have_starts_of_their_own(model: nn.Module, batch: tuple[Tensor
     starts = []
 
     class Recorder(PGD):
-        def search(self, problem: Problem, aim: Tensor | None) -> Tensor:
+        def search(self, problem: Problem) -> Tensor:
             starts.extend(problem.ball.start("uniform", problem.noise).split(len(x)))
             return problem.ball.centre
 
@@ -66,7 +68,7 @@ def test_attempts_have_starts_of_their_own(model: nn.Module, batch: tuple[Tensor
     assert len(starts) == 3
     assert not torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[1], starts[2])
-    alone = PGD(eps=EPS).pose(model, x, y, generator=ExampleNoise(0, torch.arange(len(x))))
+    alone = PGD(eps=EPS).problem(AttackCall(model, x, y, generator=ExampleNoise(0, torch.arange(len(x)))))
     assert torch.equal(starts[0], alone.ball.start("uniform", alone.noise))
 
 
@@ -81,22 +83,22 @@ def test_attempts_have_starts_of_their_own(model: nn.Module, batch: tuple[Tensor
     ids=lambda value: type(value).__name__,
 )
 def test_attempts_of_one_kind_are_one_search_where_there_is_room(
-    attack: aimed.GradientAttack,
+    attack: GradientAttack,
     sizes: list[int],
     model: nn.Module,
     batch: tuple[Tensor, Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(aimed, "ROOM", {False: 10_000})
+    monkeypatch.setattr(gradient, "CAPACITY", {False: 10_000})
     x, y = batch
     seen = []
-    plain = Problem.attempts
+    plain = Problem.repeated
 
     def attempts(problem: Problem, numbers: range) -> Problem:
         seen.append(len(numbers))
         return plain(problem, numbers)
 
-    monkeypatch.setattr(Problem, "attempts", attempts)
+    monkeypatch.setattr(Problem, "repeated", attempts)
     attack(model, x, y, generator=ExampleNoise(0, torch.arange(len(x))))
     assert seen == sizes
 

@@ -15,6 +15,7 @@ from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
+from classwise.core.types import AttackCall
 
 BALL: dict[str, Any] = {"eps": "8/255", "norm": "L2"}
 
@@ -84,7 +85,7 @@ def test_own_lists_keep_their_order_and_the_settings_of_the_version() -> None:
     [
         ("autoattack:attacks=apgd-ce+sqare", "unknown attack in AutoAttack 'sqare': did you mean 'square'?"),
         ("autoattack:attacks=pgd", "(known: apgd-ce, apgd-dlr, apgd-t, fab, fab-t, square)"),
-        ("autoattack:attacks=fab+fab", "attacks must be one or several different names, got fab+fab"),
+        ("autoattack:attacks=fab+fab", "attacks must be one or more distinct names, got fab+fab"),
         ("autoattack:attacks=", "unknown attack in AutoAttack ''"),
         ("autoattack:version=full", "version = 'full': input should be 'standard', 'plus' or 'rand'"),
         ("autoattack:steps=0", "steps must be at least 1, got 0"),
@@ -100,7 +101,7 @@ def test_bad_specs_are_one_clear_line(spec: str, message: str) -> None:
 
 
 def test_an_empty_list_is_an_error() -> None:
-    with pytest.raises(InputError, match="attacks must be one or several different names, got none"):
+    with pytest.raises(InputError, match="attacks must be one or more distinct names, got none"):
         AutoAttack(attacks=())
 
 
@@ -127,13 +128,13 @@ def test_a_batch_goes_through_the_stages_in_turn(version: Any, num_classes: int)
     y[:5] = (y[:5] + 1) % num_classes
     attack = AutoAttack(eps=0.03, version=version, steps=6, queries=20)
     noise = ExampleNoise(0, torch.arange(30))
-    x_adv, effort = attack.run(model, x, y, generator=noise)
+    x_adv, effort = attack.run(AttackCall(model, x, y, generator=noise))
 
     expected, passes = x.clone(), torch.ones(30, dtype=torch.int64)
     rows = torch.arange(5, 30)
     noise = ExampleNoise(0, torch.arange(30)).take(rows)
     for stage in attack.stages(num_classes).values():
-        expected[rows], spent = stage.run(model, x[rows], y[rows], generator=noise)
+        expected[rows], spent = stage.run(AttackCall(model, x[rows], y[rows], generator=noise))
         passes[rows] += spent.forwards + 1  # and one to see who survived
         alive = model(expected[rows]).argmax(1) == y[rows]
         rows, noise = rows[alive], noise.take(alive)

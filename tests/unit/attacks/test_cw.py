@@ -17,6 +17,7 @@ from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
+from classwise.core.types import AttackCall
 
 # On a linear model so many steps are enough.
 LINF = CWLinf(search_steps=5, steps=100, tau_decrease=0.97)
@@ -109,7 +110,9 @@ def test_breaks_exactly_what_its_ball_can_break(attack: CarliniWagner) -> None:
     clear = (distance > FEW_STEPS / 2) & (distance < 0.25)
     x, y, distance = x[clear], y[clear], distance[clear]
     share = torch.where(torch.arange(len(x)) % 2 == 0, SLACK, 0.97)
-    x_adv, effort = attack.within(Threat.parse(1, attack.norms[0])).run(model, x, y, eps_scale=share * distance)
+    x_adv, effort = attack.within(Threat.parse(1, attack.norms[0])).run(
+        AttackCall(model, x, y, eps_scale=share * distance)
+    )
     assert torch.equal(labels(model, x_adv) != y, share > 1)
     # What is broken is left alone; the rest is searched to the end.
     assert effort.forwards[share > 1].double().mean() < effort.forwards[share < 1].double().mean() / 2
@@ -167,7 +170,7 @@ def test_what_is_wrong_already_is_left_alone(attack: CarliniWagner) -> None:
     found, distances = attack.closest(model, x, y)
     assert torch.equal(distances == 0, right != y)
     assert torch.equal(found[right != y], x[right != y])
-    x_adv, effort = attack.within(Threat.parse(0.1, attack.norms[0])).run(model, x, y)
+    x_adv, effort = attack.within(Threat.parse(0.1, attack.norms[0])).run(AttackCall(model, x, y))
     assert torch.equal(x_adv[right != y], x[right != y])
     assert (effort.forwards[right != y] == 1).all()
 
@@ -244,15 +247,15 @@ def test_cw_pgd_is_pgd_on_the_margin() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CWLinf(norm="L2"), "CWLinf knows only Linf: for L2 use cw-l2"),
-        (lambda: CWL2().within(Threat.parse("8/255")), "CWL2 knows only L2: for Linf use cw-linf"),
+        (lambda: CWLinf(norm="L2"), "CWLinf supports Linf only: for L2 use cw-l2"),
+        (lambda: CWL2().within(Threat.parse("8/255")), "CWL2 supports L2 only: for Linf use cw-linf"),
         (lambda: CWL2(steps=0), "steps must be at least 1, got 0"),
         (lambda: CWL2(search_steps=0), "search_steps must be at least 1, got 0"),
         (lambda: CWLinf(learning_rate=0), "learning_rate must be positive, got 0"),
         (lambda: CWLinf(initial_c=-1), "initial_c must be positive, got -1"),
         (lambda: CWLinf(tau_decrease=1), "tau_decrease must lie between 0 and 1, got 1"),
         (lambda: CWLinf(confidence=-1), "confidence must not be negative, got -1"),
-        (lambda: CWLinf(restarts=2), "a restart would only repeat it"),
+        (lambda: CWLinf(restarts=2), "restarts must be 1, as CWLinf is deterministic, got 2"),
         (lambda: CWPGD(loss="ce"), "loss = 'ce': input should be 'margin'"),  # type: ignore[arg-type]
     ],
 )

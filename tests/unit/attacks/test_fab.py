@@ -18,6 +18,7 @@ from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Norm
+from classwise.core.types import AttackCall
 
 NORMS: tuple[Norm, ...] = ("Linf", "L2")
 
@@ -207,7 +208,7 @@ def test_an_attack_breaks_what_lies_within_the_radius(norm: Norm) -> None:
     model, x, y = linear_problem(3, size=60)
     exact = linear_distance(model, x, y, norm)
     eps = exact.median().item()
-    found, effort = FAB(eps=eps, norm=norm).run(model, x, y)
+    found, effort = FAB(eps=eps, norm=norm).run(AttackCall(model, x, y))
     with torch.no_grad():
         broken = model(found).argmax(1) != y
     clear = (exact - eps).abs() > 1e-6 * eps
@@ -221,7 +222,7 @@ def test_an_attack_breaks_what_lies_within_the_radius(norm: Norm) -> None:
 
 def test_a_target_costs_one_backward_pass_a_step() -> None:
     model, x, y = linear_problem(5)
-    _, effort = FAB(eps=1e-6, target="most-likely", steps=30).run(model, x, y)
+    _, effort = FAB(eps=1e-6, target="most-likely", steps=30).run(AttackCall(model, x, y))
     assert (effort.backwards == 30).all()
     assert (effort.forwards == 1 + 61).all()  # one for the order of the classes
 
@@ -273,7 +274,7 @@ def test_what_is_wrong_already_is_its_own_answer() -> None:
     found, distances = FAB(steps=5).closest(model, x, wrong)
     assert torch.equal(found, x)
     assert torch.equal(distances, torch.zeros(len(x), dtype=torch.float64))
-    x_adv, effort = FAB(eps=0.1).run(model, x, wrong)
+    x_adv, effort = FAB(eps=0.1).run(AttackCall(model, x, wrong))
     assert torch.equal(x_adv, x)
     assert (effort.forwards == 1).all()
     assert (effort.backwards == 0).all()
@@ -343,7 +344,7 @@ def test_closest_leaves_no_trace(context: type) -> None:
         ("fab:eta=0.9", "eta must be at least 1, got 0.9"),
         ("fab:beta=1", "beta must lie between 0 and 1, got 1.0"),
         ("fab:final_search=-1", "final_search must not be negative, got -1"),
-        ("fab:num_targets=9", "num_targets goes with target=all"),
+        ("fab:num_targets=9", "num_targets needs target=all, got target=None"),
     ],
 )
 def test_bad_settings_are_one_clear_line(spec: str, message: str) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from classwise.attacks import ATTACKS, NES, SPSA, BallAttack, NAttack, estimates
+from classwise.attacks import ATTACKS, NES, SPSA, BallAttack, NAttack, estimation
 from classwise.attacks.estimation import antithetic
 from classwise.attacks.losses import margin
 from classwise.attacks.nattack import rewards_of
@@ -22,6 +22,7 @@ from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Norm
+from classwise.core.types import AttackCall
 
 
 class Quadratic(nn.Module):
@@ -85,19 +86,19 @@ def test_pairs_measure_the_slope_of_a_quadratic_exactly(size: int, queries: int,
     """(f(x + su) - f(x - su)) / 2s = ∇f(x)·u at any s, so that the estimate is the mean of (∇f·u) u."""
     model = quadratic(12, seed)
     x = inner_images((size, 3, 2, 2), seed)
-    problem = NES(eps=0.1).pose(model, x, torch.zeros(size, dtype=torch.long))
+    problem = NES(eps=0.1).problem(AttackCall(model, x, torch.zeros(size, dtype=torch.long)))
     u = torch.randn(size, queries, 3, 2, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     found = antithetic(problem, x, u, sigma, margin)
     slopes = torch.einsum("bchw,bqchw->bq", model.gradient(x), u)
     expected = torch.einsum("bq,bqchw->bchw", slopes, u) / queries
     assert torch.allclose(found, expected, rtol=1e-9, atol=1e-8)
-    assert problem.tally.effort.forwards.tolist() == [2 * queries] * size
+    assert problem.counter.effort.forwards.tolist() == [2 * queries] * size
 
 
 def test_an_orthogonal_basis_of_directions_gives_the_gradient_itself() -> None:
     model = quadratic(12, 0)
     x = inner_images((5, 3, 2, 2), 0)
-    problem = NES(eps=0.1).pose(model, x, torch.zeros(5, dtype=torch.long))
+    problem = NES(eps=0.1).problem(AttackCall(model, x, torch.zeros(5, dtype=torch.long)))
     basis = math.sqrt(12) * torch.eye(12, dtype=torch.float64).view(1, 12, 3, 2, 2).expand(5, -1, -1, -1, -1)
     assert torch.allclose(antithetic(problem, x, basis, 0.3, margin), model.gradient(x), rtol=1e-10)
 
@@ -108,7 +109,7 @@ def test_random_directions_give_the_gradient_on_average(kind: str) -> None:
     pairs, size = 500, 200
     model = quadratic(8, 1)
     x = inner_images((1, 2, 2, 2), 1).expand(size, -1, -1, -1)
-    problem = NES(eps=0.1).pose(model, x, torch.zeros(size, dtype=torch.long))
+    problem = NES(eps=0.1).problem(AttackCall(model, x, torch.zeros(size, dtype=torch.long)))
     like = x[:, None].expand(-1, pairs, -1, -1, -1)
     noise = stream(size, 3)
     u = noise.normal(like) if kind == "gaussian" else torch.where(noise.uniform(like) < 0.5, 1.0, -1.0).to(x)
@@ -142,7 +143,7 @@ def test_spsa_is_adam_on_the_estimates(norm: Norm) -> None:
     attack = SPSA(eps=0.05, norm=norm, iterations=12, population=10, step_size=0.01)
     found = attack(model, x, y, generator=stream(4, 5))
 
-    noise, problem = stream(4, 5), attack.pose(model, x, y)
+    noise, problem = stream(4, 5), attack.problem(AttackCall(model, x, y))
     moving = nn.Parameter(x.clone())
     adam = torch.optim.Adam([moving], lr=0.01, maximize=True)
     for _ in range(12):
@@ -162,7 +163,7 @@ def test_nattack_moves_along_the_gradient() -> None:
     x = inner_images((3, 1, 2, 2), 4)
     y = torch.zeros(3, dtype=torch.long)
     attack = NAttack(eps=0.5, iterations=1, population=population, sigma=1e-3, learning_rate=1e-5)
-    problem = attack.pose(model, x, y, generator=stream(3))
+    problem = attack.problem(AttackCall(model, x, y, generator=stream(3)))
     state = attack.begin(problem)
     (moved,) = attack.step(problem, state, 0)
     direction = (moved - state[0]).flatten(1) * attack.sigma / attack.learning_rate
@@ -263,7 +264,7 @@ def test_breaks_what_a_smaller_ball_already_holds(
     x = inner_images((30, 1, 5, 4), num_classes)
     model = Linear(num_classes, 20, num_classes)
     y = predicted(model, x)
-    x_adv, effort = replace(attack, eps=eps, norm=norm).run(model, x, y, generator=stream(30))
+    x_adv, effort = replace(attack, eps=eps, norm=norm).run(AttackCall(model, x, y, generator=stream(30)))
     with torch.no_grad():
         logits = model(x)
         gaps = model.weight[None] - model.weight[y][:, None]
@@ -287,7 +288,7 @@ def test_what_is_wrong_already_costs_one_query(attack: BallAttack) -> None:
     model = Linear(3, 20, 0)
     x = inner_images((8, 1, 5, 4), 0)
     y = (predicted(model, x) + 1) % 3
-    x_adv, effort = replace(attack, eps=1e-4).run(model, x, y, generator=stream(8))
+    x_adv, effort = replace(attack, eps=1e-4).run(AttackCall(model, x, y, generator=stream(8)))
     assert effort.forwards.tolist() == [1] * 8
     assert (predicted(model, x_adv) != y).all()
 
@@ -303,11 +304,11 @@ def test_memory_is_bounded_and_does_not_change_the_result(
     x = inner_images((7, 3, 2, 2), 6)
     y = torch.zeros(7, dtype=torch.long)
     bounded = replace(attack, eps=0.1)
-    at_once, effort = bounded.run(model, x, y, generator=stream(7))
+    at_once, effort = bounded.run(AttackCall(model, x, y, generator=stream(7)))
     assert max(model.sizes) > 100
     model.sizes.clear()
-    monkeypatch.setattr(estimates, "QUERIES_AT_ONCE", limit)
-    in_parts, same = bounded.run(model, x, y, generator=stream(7))
+    monkeypatch.setattr(estimation, "QUERIES_AT_ONCE", limit)
+    in_parts, same = bounded.run(AttackCall(model, x, y, generator=stream(7)))
     assert max(model.sizes) <= limit
     assert torch.allclose(in_parts, at_once, atol=1e-12, rtol=0)
     assert torch.equal(effort.forwards, same.forwards)
@@ -343,7 +344,7 @@ def test_nattack_knows_black_and_white_in_tanh_space() -> None:
     x = torch.tensor([0.0, 1.0, 0.5, 0.5]).repeat(4).view(1, 1, 4, 4)
     model = quadratic(16, 8, curvature=0.0, constant=-100.0).float()
     attack = NAttack(eps=0.1, iterations=20, population=50)
-    (w,) = attack.begin(attack.pose(model, x, torch.zeros(1, dtype=torch.long), generator=stream(1)))
+    (w,) = attack.begin(attack.problem(AttackCall(model, x, torch.zeros(1, dtype=torch.long), generator=stream(1))))
     assert w.isfinite().all()
     assert torch.allclose((w.tanh() + 1) / 2, x, atol=2e-3)
     moved = (attack(model, x, torch.zeros(1, dtype=torch.long), generator=stream(1)) - x).abs()

@@ -12,15 +12,20 @@ from torch import Tensor, nn
 
 from classwise.attacks import PGD
 from classwise.attacks.losses import margin
-from classwise.attacks.problem import Problem, Tally
+from classwise.attacks.problem import PassCounter, Problem
 from classwise.core.model_calls import State, Step
+from classwise.core.types import AttackCall
 
 
 @pytest.fixture
 def problem() -> Problem:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).eval()
-    return PGD(eps=0.1).pose(model, torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 2, 0])).take(torch.tensor([1, 3]))
+    return (
+        PGD(eps=0.1)
+        .problem(AttackCall(model, torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 2, 0])))
+        .take(torch.tensor([1, 3]))
+    )
 
 
 def climb(problem: Problem) -> Step:
@@ -40,17 +45,17 @@ def test_passes_that_nobody_sees_are_counted(problem: Problem, times: int, twice
     def unseen(step: Step, state: State, times: int) -> State:
         if twice:
             step(*state)
-        aside = replace(problem, tally=Tally(4, "cpu"))
+        aside = replace(problem, counter=PassCounter(4, "cpu"))
         for _ in range(times):
             state = climb(aside)(*state)
         return state
 
     start = (problem.ball.centre,)
     (plain,) = problem.repeat(climb(problem), start, times)
-    expected = problem.tally.effort
+    expected = problem.counter.effort
     assert expected.forwards.tolist() == [0, 2 * times, 0, 2 * times]
-    other = replace(problem, repeats=unseen, tally=Tally(4, "cpu"))
+    other = replace(problem, repeat_steps=unseen, counter=PassCounter(4, "cpu"))
     (found,) = other.repeat(climb(other), start, times)
     assert torch.equal(found, plain)
-    assert torch.equal(other.tally.effort.forwards, expected.forwards)
-    assert torch.equal(other.tally.effort.backwards, expected.backwards)
+    assert torch.equal(other.counter.effort.forwards, expected.forwards)
+    assert torch.equal(other.counter.effort.backwards, expected.backwards)

@@ -19,12 +19,13 @@ from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Norm, Threat
+from classwise.core.types import AttackCall
 
 
 @pytest.fixture
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """No proposal before the one before it is decided, however small the batch."""
-    monkeypatch.setattr(square, "ROOM", {False: 0})
+    monkeypatch.setattr(square, "CAPACITY", {False: 0})
 
 
 class Linear(nn.Module):
@@ -141,7 +142,7 @@ def test_keeps_the_best_of_all_it_asked_and_asks_only_in_the_ball(
     y = predicted(model, x)
     model.asked.clear()
     attack = Square(queries=queries, loss=loss).within(Threat.parse(eps, norm))  # type: ignore[arg-type]
-    x_adv, effort = attack.run(model, x, y, generator=stream(1, seed))
+    x_adv, effort = attack.run(AttackCall(model, x, y, generator=stream(1, seed)))
     asked = torch.cat(model.asked)
     assert attack.threat.ball(x.expand(asked.shape)).contains(asked).all()
     assert effort.forwards.tolist() == [len(asked)]
@@ -200,7 +201,7 @@ def test_windows_reach_every_corner_of_the_image(place: tuple[int, int]) -> None
     model = Linear(weight.flatten(1), torch.tensor([-0.9, 0.0]))
     x = torch.full((30, 1, 7, 5), 0.5)
     attack = Square(eps=0.1, queries=600, p_init=1e-6)
-    x_adv, effort = attack.run(model, x, torch.zeros(30, dtype=torch.long), generator=stream(30))
+    x_adv, effort = attack.run(AttackCall(model, x, torch.zeros(30, dtype=torch.long), generator=stream(30)))
     assert (effort.forwards == 1).any()
     assert (effort.forwards > 1).any()
     assert (predicted(model, x_adv) == 1).all()
@@ -212,7 +213,7 @@ def test_broken_examples_ask_no_more() -> None:
     model = linear(4, 36, 1)
     y = predicted(model, x)
     bound = reachable(model, x, y, 0.02, "Linf")
-    x_adv, effort = Square(eps=0.02, queries=700).run(model, x, y, generator=stream(50))
+    x_adv, effort = Square(eps=0.02, queries=700).run(AttackCall(model, x, y, generator=stream(50)))
     broken = predicted(model, x_adv) != y
     assert (effort.forwards[~broken] == 700).all()
     assert (effort.forwards[bound <= 0] == 700).all()
@@ -227,11 +228,11 @@ def test_leaving_examples_do_not_disturb_the_others(norm: Norm) -> None:
     model = linear(5, 90, 2)
     y = predicted(model, x)
     attack = Square(eps=0.03 if norm == "Linf" else 0.4, norm=norm, queries=400)
-    whole, effort = attack.run(model, x, y, generator=ExampleNoise(7, torch.arange(30)))
+    whole, effort = attack.run(AttackCall(model, x, y, generator=ExampleNoise(7, torch.arange(30))))
     assert len(effort.forwards.unique()) > 3
     for i in range(0, 30, 3):
         rows = slice(i, i + 2)
-        part, own = attack.run(model, x[rows], y[rows], generator=ExampleNoise(7, torch.arange(30)[rows]))
+        part, own = attack.run(AttackCall(model, x[rows], y[rows], generator=ExampleNoise(7, torch.arange(30)[rows])))
         assert torch.allclose(part, whole[rows], atol=1e-12, rtol=0)
         assert torch.equal(own.forwards, effort.forwards[rows])
 
@@ -297,7 +298,7 @@ class Constant(nn.Module):
 def test_models_without_a_slope_are_survived(logits: list[float], norm: Norm) -> None:
     x = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     attack = Square(eps=0.1, norm=norm, queries=70)
-    x_adv, effort = attack.run(Constant(logits), x, torch.zeros(3, dtype=torch.long), generator=stream(3))
+    x_adv, effort = attack.run(AttackCall(Constant(logits), x, torch.zeros(3, dtype=torch.long), generator=stream(3)))
     assert attack.threat.ball(x).contains(x_adv).all()
     assert effort.forwards.tolist() == [70, 70, 70]
 
@@ -317,8 +318,8 @@ def test_draws_stay_inside_the_image_in_any_precision(dtype: torch.dtype, norm: 
     ("spec", "message"),
     [
         ("square:queries=0", "queries must be at least 1, got 0"),
-        ("square:p_init=0", "p_init must be a share of the image, above 0 and at most 1, got 0.0"),
-        ("square:p_init=1.5", "p_init must be a share of the image, above 0 and at most 1, got 1.5"),
+        ("square:p_init=0", "p_init must be above 0 and at most 1, got 0.0"),
+        ("square:p_init=1.5", "p_init must be above 0 and at most 1, got 1.5"),
         ("square:loss=dlr", "loss = 'dlr': input should be 'ce' or 'margin'"),
         ("square:steps=5", "unknown setting of attack 'square': 'steps'"),
     ],
@@ -341,9 +342,9 @@ def test_running_ahead_changes_nothing(queries: int, loss: str, monkeypatch: pyt
     attack = Square(eps=0.08, queries=queries, loss=loss)
     results = []
     for at_once, least in ((0, 0), (2, 2), (4, 1), (4, 4), (8, 8)):
-        monkeypatch.setattr(square, "ROOM", {False: at_once * len(x)})
-        monkeypatch.setattr(square, "FEW", {False: least * len(x)})
-        found, effort = attack.run(model, x, y, generator=ExampleNoise(0, torch.arange(len(x))))
+        monkeypatch.setattr(square, "CAPACITY", {False: at_once * len(x)})
+        monkeypatch.setattr(square, "CHEAP", {False: least * len(x)})
+        found, effort = attack.run(AttackCall(model, x, y, generator=ExampleNoise(0, torch.arange(len(x)))))
         results.append(found)
         assert (effort.forwards >= 1).all()
     assert all(torch.equal(result, results[0]) for result in results)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from classwise.attacks.problem import Tally
+from classwise.attacks.problem import PassCounter
 
 SIZE = 5
 asked = st.tuples(st.lists(st.integers(0, SIZE - 1), max_size=8), st.integers(0, 3), st.integers(0, 3), st.booleans())
@@ -16,7 +16,7 @@ asked = st.tuples(st.lists(st.integers(0, SIZE - 1), max_size=8), st.integers(0,
 
 @given(st.lists(asked, max_size=12))
 def test_a_tally_adds_up(questions: list[tuple[list[int], int, int, bool]]) -> None:
-    tally = Tally(SIZE, "cpu")
+    tally = PassCounter(SIZE, "cpu")
     forwards, backwards = [0] * SIZE, [0] * SIZE
     rows, places = torch.arange(SIZE), list(range(SIZE))
     for some, forward, backward, same in questions:

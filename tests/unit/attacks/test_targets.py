@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classwise.attacks import APGD, ATTACKS, CWPGD, FAB, FGSM, PGD, Square, TemperaturePGD, aimed
+from classwise.attacks import APGD, ATTACKS, CWPGD, FAB, FGSM, PGD, Square, TemperaturePGD, gradient
 from classwise.attacks.gradient import GradientAttack
 from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
+from classwise.core.types import AttackCall
 
 EPS = 0.45
 AIMED = [PGD(steps=30), PGD(steps=30, loss="margin"), TemperaturePGD(steps=30)]
@@ -68,7 +69,7 @@ def test_one_class_for_all_but_its_own_images(attack: GradientAttack) -> None:
     assert torch.equal(found, torch.full_like(y, 3))
     model, (x, y) = Linear(), pictures()
     aimed = type(attack)(**{**vars(attack), "eps": EPS, "target": 3})
-    x_adv, effort = aimed.run(model, x, y)
+    x_adv, effort = aimed.run(AttackCall(model, x, y))
     assert torch.equal(x_adv[y == 3], x[y == 3])
     assert (effort.forwards[y == 3] == 0).all()
 
@@ -111,7 +112,7 @@ class Gate(nn.Module):
 
 
 def test_only_the_right_target_breaks_and_all_are_tried_until_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aimed, "ROOM", {False: 1})  # one after the other
+    monkeypatch.setattr(gradient, "CAPACITY", {False: 1})  # one after the other
     x, y = torch.full((3, 1, 4, 4), 0.4), torch.zeros(3, dtype=torch.int64)
     model = Gate()
     for attack in CONTENT:
@@ -123,7 +124,7 @@ def test_only_the_right_target_breaks_and_all_are_tried_until_one_does(monkeypat
     with torch.no_grad():
         assert (model(every(model, x, y)).argmax(1) == 2).all()
     # likeliest first: class 3 (-0.1), which leads nowhere, then class 2 (-0.2), which breaks
-    _, effort = every.run(model, x, y)
+    _, effort = every.run(AttackCall(model, x, y))
     assert effort.backwards.tolist() == [8, 8, 8]
     first = PGD(eps=0.3, steps=4, loss="margin", target="all", num_targets=1)
     with torch.no_grad():
@@ -131,10 +132,10 @@ def test_only_the_right_target_breaks_and_all_are_tried_until_one_does(monkeypat
 
 
 def test_restarts_go_to_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aimed, "ROOM", {False: 1})  # one after the other
+    monkeypatch.setattr(gradient, "CAPACITY", {False: 1})  # one after the other
     x, y = torch.full((2, 1, 4, 4), 0.4), torch.zeros(2, dtype=torch.int64)
     attack = PGD(eps=0.3, steps=4, target="all", restarts=3, start="zero")
-    _, effort = attack.run(Gate(), x, y, eps_scale=torch.tensor([1.0, 0.1]))
+    _, effort = attack.run(AttackCall(Gate(), x, y, eps_scale=torch.tensor([1.0, 0.1])))
     # class 3 for both, then class 2, which breaks the first; the second is tried at all three, three times
     assert effort.backwards.tolist() == [8, 36]
 
@@ -142,9 +143,9 @@ def test_restarts_go_to_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("pgd:target=-1", "target = -1 is not a class"),
+        ("pgd:target=-1", "target must be a class number from 0, got -1"),
         ("pgd:target=nearest", "target = 'nearest'"),
-        ("pgd:num_targets=3", "num_targets goes with target=all"),
+        ("pgd:num_targets=3", "num_targets needs target=all, got target=None"),
         ("apgd:target=all,num_targets=0", "num_targets must be at least 1, got 0"),
         ("fab:restarts=0", "restarts must be at least 1, got 0"),
         ("pgd:steps=0", "steps must be at least 1, got 0"),
@@ -152,7 +153,7 @@ def test_restarts_go_to_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
         ("pgd:step_size=-0.1", "step_size must be positive, got -0.1"),
         ("fgsm:step_size=-0.1", "step_size must be positive, got -0.1"),
         ("temperature-pgd:step_size=-1/255", "step_size must be positive"),
-        ("temperature-pgd:inv_t=2+2", "inv_t must be one or several different numbers"),
+        ("temperature-pgd:inv_t=2+2", "inv_t must be one or more distinct numbers"),
         ("cw-pgd:steps=0", "steps must be at least 1, got 0"),
         ("square:queries=0", "queries must be at least 1, got 0"),
         ("autoattack:attacks=apgd-ce+pgd", "pgd"),
@@ -168,15 +169,23 @@ def test_bad_settings_are_one_clear_line(spec: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("attack", "targets", "message"),
     [
-        (PGD(eps=EPS), [0, 1, 2], "a target must not be the true label, as it is for 3 of 3 images"),
-        (APGD(eps=EPS), [1, 1, 0], "a target must not be the true label, as it is for 1 of 3 images"),
-        (FAB(eps=EPS), [1, 5, 0], "target 5 is not a class: the model has 5, counted from 0"),
+        (PGD(eps=EPS), [0, 1, 2], "a target must differ from the true label, but 3 of 3 images have it as target"),
+        (APGD(eps=EPS), [1, 1, 0], "a target must differ from the true label, but 1 of 3 images have it as target"),
+        (FAB(eps=EPS), [1, 5, 0], "target 5 is not a class: expected 0 to 4"),
         (PGD(eps=EPS), [1, -1, 0], "target -1 is not a class"),
         (PGD(eps=EPS), [1, 0], "3 images need as many targets, got (2,)"),
-        (PGD(eps=EPS, loss="kl"), [1, 2, 0], "loss 'kl' knows no target"),
+        (
+            PGD(eps=EPS, loss="kl"),
+            [1, 2, 0],
+            "does not support targets: use a gradient attack with a loss other than 'kl'",
+        ),
         (PGD(eps=EPS, target=7), None, "target 7 is not a class"),
-        (PGD(eps=EPS, target="all", num_targets=5), None, "num_targets = 5, but there are only 4 classes to aim at"),
-        (Square(eps=EPS), [1, 2, 0], "Square cannot aim: it takes no targets"),
+        (
+            PGD(eps=EPS, target="all", num_targets=5),
+            None,
+            "num_targets must be at most 4, the number of wrong classes, got 5",
+        ),
+        (Square(eps=EPS), [1, 2, 0], "does not support targets"),
     ],
     ids=lambda value: repr(value)[:60],
 )

@@ -19,6 +19,7 @@ from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Norm, Threat
+from classwise.core.types import AttackCall
 
 
 class Net(nn.Module):
@@ -52,7 +53,7 @@ def test_is_the_attack_on_the_substitute(crafter: PGD | FGSM) -> None:
     scale = torch.linspace(0, 2, 9)
     index = torch.arange(20, 29)
     attack = Transfer(substitute=substitute, attack=crafter).within(threat)
-    found, effort = attack.run(model, x, y, eps_scale=scale, generator=ExampleNoise(5, index))
+    found, effort = attack.run(AttackCall(model, x, y, eps_scale=scale, generator=ExampleNoise(5, index)))
     expected = crafter.within(threat)(substitute, x, y, eps_scale=scale, generator=ExampleNoise(5, index))
     # A second projection rounds anew.
     assert torch.allclose(found, expected, atol=1e-7, rtol=0)
@@ -164,16 +165,16 @@ def test_specs(spec: str, expected: Transfer) -> None:
 def test_python_takes_the_usual_spec_and_paths() -> None:
     attack = Transfer(substitute=Path("runs/a"), attack="pgd:steps=3,step_size=0.1")
     assert attack.attack == PGD(steps=3, step_size=0.1)
-    loaded = attack.resolved(lambda spec, weights: Net(seed=len(spec)))
+    loaded = attack.with_models(lambda spec, weights: Net(seed=len(spec)))
     assert isinstance(loaded.substitute, Net)
-    assert loaded.resolved(lambda spec, weights: Net()) is loaded
+    assert loaded.with_models(lambda spec, weights: Net()) is loaded
 
 
 def test_threat_comes_from_either() -> None:
     assert Transfer(substitute=Net(), attack=PGD(eps="4/255")).threat.text == "4/255"
     assert Transfer(substitute=Net(), attack=CWL2(), eps=0.5).threat == Threat.parse(0.5, "L2")
     within = Transfer(substitute=Net()).within(Threat.parse("8/255", "L2"))
-    assert (within.threat, within.crafter.threat) == (Threat.parse("8/255", "L2"),) * 2
+    assert (within.threat, within.attack_on_substitute.threat) == (Threat.parse("8/255", "L2"),) * 2
 
 
 def test_variants_and_stages_are_those_of_the_crafter() -> None:
@@ -189,18 +190,21 @@ def test_variants_and_stages_are_those_of_the_crafter() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "a transfer needs a substitute"),
-        ({"substitute": Net(), "weights": "a.pt"}, "weights go with a substitute that is a spec"),
-        ({"substitute": Net(), "attack": Transfer(substitute=Net())}, "not another transfer"),
+        ({}, "transfer needs a substitute"),
+        ({"substitute": Net(), "weights": "a.pt"}, "weights need a substitute given by a model spec"),
+        ({"substitute": Net(), "attack": Transfer(substitute=Net())}, "got another transfer"),
         ({"substitute": Net(), "attack": "pdg"}, "unknown attack 'pdg': did you mean 'pgd'?"),
         ({"substitute": Net(), "attack": "pgd:stesp=3"}, "did you mean 'steps'?"),
         ({"substitute": Net(), "attack": "pgd:20"}, "settings are key=value"),
         ({"substitute": 7}, "substitute = 7"),
-        ({"substitute": Net(), "attack": CWL2(), "norm": "Linf"}, "CWL2 knows only L2: for Linf use cw-linf"),
-        ({"substitute": Net(), "attack": PGD(eps=0.2), "eps": 0.1}, "PGD asks for eps = 0.2, elsewhere it is 0.1"),
+        ({"substitute": Net(), "attack": CWL2(), "norm": "Linf"}, "CWL2 supports L2 only: for Linf use cw-linf"),
+        ({"substitute": Net(), "attack": PGD(eps=0.2), "eps": 0.1}, "PGD has eps = 0.2, elsewhere it is 0.1"),
         ({"substitute": "runs/standard"}, "the substitute 'runs/standard' is not loaded"),
         ({"substitute": Net(num_classes=5)}, "the substitute has 5 outputs, but the model has 4"),
-        ({"substitute": Net(channels=3)}, "the substitute does not fit: the model fails on images of 1x6x5"),
+        (
+            {"substitute": Net(channels=3)},
+            "the substitute does not accept these images: the model fails on images of 1x6x5",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_clear_line(settings: dict[str, object], message: str) -> None:

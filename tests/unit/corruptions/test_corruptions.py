@@ -176,12 +176,12 @@ def test_specs_select() -> None:
     ("spec", "message"),
     [
         ("corruptions:kind=fogg", "unknown corruption 'fogg': did you mean 'fog'?"),
-        ("corruptions:family=blurr", "unknown family of corruptions 'blurr': did you mean 'blur'?"),
-        ("corruptions:severity=6", "severity must be one of 1 to 5, got 6"),
-        ("corruptions:severity=0+1", "severity must be one of 1 to 5, got 0"),
+        ("corruptions:family=blurr", "unknown corruption family 'blurr': did you mean 'blur'?"),
+        ("corruptions:severity=6", "severity must be between 1 and 5, got 6"),
+        ("corruptions:severity=0+1", "severity must be between 1 and 5, got 0"),
         ("corruptions:severity=high", "corruptions: severity = 'high': input should be a valid integer"),
         ("corruptions:sevrity=1", "did you mean 'severity'?"),
-        ("corruptions:kind=fog,family=blur", "give kind or family, not both"),
+        ("corruptions:kind=fog,family=blur", "set kind or family, not both"),
         ("corruption", "unknown corruption spec 'corruption': did you mean 'corruptions'?"),
         ("corruptions:kind=", "unknown corruption ''"),
     ],
@@ -196,7 +196,7 @@ def test_bad_specs_are_one_clear_line(spec: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (torch.rand(3, 16, 16), "(B, C, H, W), grey or RGB, with sides of at least 8 pixels, got (3, 16, 16)"),
+        (torch.rand(3, 16, 16), "(B, C, H, W), gray or RGB, with sides of at least 8 pixels, got (3, 16, 16)"),
         (torch.rand(1, 4, 16, 16), "got (1, 4, 16, 16)"),
         (torch.rand(1, 3, 16, 7), "got (1, 3, 16, 7)"),
         (torch.zeros(1, 3, 16, 16, dtype=torch.uint8), "torch.uint8"),
@@ -212,7 +212,7 @@ def test_bad_images_are_one_clear_line(x: Tensor, message: str) -> None:
 
 def test_objects_convert_as_specs_do() -> None:
     assert Corruption(kind="fog", severity="3") == Corruption(kind="fog", severity=3)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="severity must be one of 1 to 5, got 6"):
+    with pytest.raises(InputError, match="severity must be between 1 and 5, got 6"):
         Corruption(kind="fog", severity=6)
     with pytest.raises(InputError, match=r"severity = 1\.5: input should be a valid integer"):
         Corruption(kind="fog", severity=1.5)  # type: ignore[arg-type]

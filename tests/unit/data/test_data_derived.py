@@ -77,7 +77,7 @@ def test_background_and_corruption_of_selected_classes():
         ("digits:background=blurple", "background: unknown color specifier: 'blurple'; expected a color such as red"),
         ("cifar10:background=red", "cifar10 has color images; background needs gray images"),
         ("digits:corruption=fgo", "unknown corruption 'fgo': did you mean 'fog'"),
-        ("digits:corruption=fog,severity=6", "severity must be one of 1 to 5, got 6"),
+        ("digits:corruption=fog,severity=6", "severity must be between 1 and 5, got 6"),
     ],
 )
 def test_invalid_backgrounds_and_corruptions(spec, said):

@@ -244,7 +244,7 @@ def test_eps_is_one_number(model: nn.Module) -> None:
     assert (report.threat.eps_text, report.threat.eps) == ("8/255", 8 / 255)
     with pytest.raises(InputError, match="different eps"):
         cw.evaluate(model, "digits", attacks=[PGD(eps="8/255"), FGSM(eps="4/255")])
-    with pytest.raises(InputError, match="give it once"):
+    with pytest.raises(InputError, match="set it only once"):
         cw.evaluate(model, "digits", attacks=["pgd:eps=0.1"], eps="0.2")
     with pytest.raises(InputError, match="PGD asks for norm = L2, elsewhere it is Linf"):
         cw.evaluate(model, "digits", attacks=["pgd:norm=L2"], eps="0.2", norm="Linf")

@@ -82,7 +82,7 @@ def test_points_equal_those_of_a_walk_image_by_image(tau: int) -> None:
 
 def test_it_does_not_aim() -> None:
     controls = replace(ClassControls.uniform(2), targets=torch.eye(2).flip(0))
-    with pytest.raises(InputError, match="bat walks away from the label"):
+    with pytest.raises(InputError, match="objective 'bat' does not support policies that set targets"):
         BAT(attack=replace(BAT().attack, eps=0.1)).perturb(
             Line(), torch.rand(2, 1, 1, 1), torch.tensor([0, 1]), controls
         )

@@ -237,7 +237,7 @@ def test_scales_grow_in_a_run_and_are_saved(schedule: str, scale: float, tmp_pat
 
 def test_a_model_without_the_head_is_refused_before_anything_starts() -> None:
     recipe = load_recipe("digits/madry", {"objective": HE})
-    with pytest.raises(InputError, match='needs a model with its head: set head = "hypersphere"') as caught:
+    with pytest.raises(InputError, match='needs a hypersphere head: set head = "hypersphere"') as caught:
         make_plan(recipe, torch.device("cpu"))
     assert "\n" not in str(caught.value)
 

@@ -234,6 +234,8 @@ def test_loss_and_gradient_equal_the_reference(
     (expected / B).backward()
     assert torch.allclose(terms.nat, nat, atol=1e-12)
     assert torch.allclose(terms.adv, adv, atol=1e-12)
+    assert ("weight_nat" in objective.used_controls) == bool(terms.nat.any())
+    assert ({"weight_adv", "beta_scale"} <= objective.used_controls) == bool(beta and terms.adv.any())
     for mine, theirs in zip(found, other.parameters(), strict=True):
         assert torch.allclose(mine, theirs.grad, atol=1e-12)
 
@@ -342,21 +344,21 @@ def test_smoothing_is_that_of_torch(kind: type[Standard | Madry | Trades]) -> No
 @for_each(
     ("make", "message"),
     [
-        (lambda: Standard(smoothing=1.0), r"smoothing must lie in \[0, 1\), got 1.0"),
-        (lambda: Trades(smoothing=-0.1), r"smoothing must lie in \[0, 1\), got -0.1"),
+        (lambda: Standard(smoothing=1.0), "smoothing must be at least 0 and below 1, got 1.0"),
+        (lambda: Trades(smoothing=-0.1), "smoothing must be at least 0 and below 1, got -0.1"),
         (lambda: Trades(beta=-1), "beta must not be negative, got -1"),
         (lambda: Mart(beta=-1), "beta must not be negative, got -1"),
         (lambda: BAT(beta=-1), "beta must not be negative, got -1"),
-        (lambda: BAT(tau=-1), "tau counts steps from 0, got -1"),
-        (lambda: BAT(attack=replace(BAT().attack, restarts=2)), "it takes no restarts and no target"),
+        (lambda: BAT(tau=-1), "tau must not be negative, got -1"),
+        (lambda: BAT(attack=replace(BAT().attack, restarts=2)), "needs an untargeted attack without restarts"),
         (lambda: Similarity(strength=-1), "strength must not be negative, got -1"),
         (lambda: Similarity(base="mart"), "unknown base of an objective 'mart'"),
         (lambda: Similarity(base="madry", beta=3), "base 'madry' has no beta, got 3"),
         (lambda: HypersphereEmbedding(base="standard"), "unknown base of an objective 'standard'"),
         (lambda: HypersphereEmbedding(scale=0), "scale must be positive"),
-        (lambda: HypersphereEmbedding(schedule="cmp", scale=9), "none with cmp; got 9 with cmp"),
+        (lambda: HypersphereEmbedding(schedule="cmp", scale=9), "unset with cmp, got 9 with cmp"),
         (lambda: HypersphereEmbedding(margin=-0.1), "margin must not be negative"),
-        (lambda: HypersphereEmbedding(schedule="lis", margin=0.2), "0 where the scale grows; got 0.2"),
+        (lambda: HypersphereEmbedding(schedule="lis", margin=0.2), "0 unless schedule=constant, got 0.2 with lis"),
         (lambda: HypersphereEmbedding(schedule="lis", epochs=0), "epochs must be at least 1, got 0"),
     ],
 )

@@ -114,12 +114,12 @@ def test_temperatures_by_hand() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RSLAD(beta=1.2), "expected 0 to 1, got 1.2"),
+        (lambda: RSLAD(beta=1.2), "beta must lie between 0 and 1, got 1.2"),
         (lambda: RSLAD(temperature=0), "temperature must be positive, got 0"),
-        (lambda: RSLAD(attack=replace(RSLAD().attack, restarts=2)), "no restarts and no target"),
-        (lambda: RSLAD().terms(net(), *(batch()[0],) * 2, batch()[1]), "rslad needs a teacher"),
+        (lambda: RSLAD(attack=replace(RSLAD().attack, restarts=2)), "needs an untargeted attack without restarts"),
+        (lambda: RSLAD().terms(net(), *(batch()[0],) * 2, batch()[1]), "objective 'rslad' needs a teacher"),
         (lambda: ABSLD(rate=-1), "rate must not be negative, got -1"),
-        (lambda: ABSLD(low=2), "expected 0 < low <= 1 <= high, got 2 and 5.0"),
+        (lambda: ABSLD(low=2), "must satisfy 0 < low <= 1 <= high, got 2 and 5.0"),
     ],
 )
 def test_impossible_settings(make: Any, message: str) -> None:

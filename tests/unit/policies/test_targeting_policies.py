@@ -24,7 +24,7 @@ from classwise.attacks import PGD
 from classwise.config.recipes import load_recipe
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise, Randomness, draw
-from classwise.core.types import ClassControls, ClassStats, Task
+from classwise.core.types import AttackCall, ClassControls, ClassStats, Task
 from classwise.objectives import Madry, Trades
 from classwise.policies.fair_tat import FairTAT
 from classwise.policies.targeted import Targeted
@@ -249,8 +249,8 @@ def test_shares_are_drawn_from_the_streams_of_the_attack() -> None:
     noise = ExampleNoise(4, index)
     classes = draw(shares, noise)
     assert (classes != y).all()
-    expected, counted = attack.run(model, x, y, generator=noise, targets=classes)
-    found, effort = attack.run(model, x, y, generator=ExampleNoise(4, index), targets=shares)
+    expected, counted = attack.run(AttackCall(model, x, y, generator=noise, targets=classes))
+    found, effort = attack.run(AttackCall(model, x, y, generator=ExampleNoise(4, index), targets=shares))
     assert torch.equal(found, expected)
     # classes that the caller made up are looked at, which takes a pass; draws are not
     assert counted.forwards.unique().tolist() == [4]

@@ -1,4 +1,4 @@
-"""Attacks of other libraries, and plain functions, where an attack is expected."""
+"""Attacks of other libraries, and plain functions, as attacks of this package."""
 
 from classwise.attacks.adapters.foreign import ForeignAttack, as_attack
 

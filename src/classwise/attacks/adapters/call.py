@@ -1,4 +1,4 @@
-"""Around a call to another library: passes are counted, randomness is seeded, and everything is given back."""
+"""Calling another library: passes are counted, randomness is seeded, and the model is restored."""
 
 # B batch, N images in one pass of the library
 
@@ -13,77 +13,80 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from classwise.attacks.problem import PassCounter
 from classwise.core.model_calls import logits_of
 from classwise.core.streams import ExampleNoise, PartNoise, Randomness
 from classwise.core.types import Effort
 from classwise.storage.files import digest
 
 
-class Meter:
-    """Hooks on a model that count the images which pass, and hide its type and the form of its answers."""
+class ModelHooks:
+    """Hooks that count the passes per example, and convert between the types of the library and of the model.
 
-    def __init__(self, clean: Tensor, dtype: torch.dtype, wrapped: bool) -> None:
-        self.centres = clean.flatten(1).float()
-        self.dtype, self.wrapped = dtype, wrapped
-        self.asked_in = clean.dtype
-        # Whole batches are counted on the host, which costs nothing and works under torch.func, the rest by example.
-        self.whole = {"forwards": 0, "backwards": 0}
-        self.single = Effort.none(len(clean), clean.device)
+    A pass of as many images as the batch counts once for each example. In a pass of any other size, which happens when
+    a library drops broken examples, each image counts for the example it is nearest to.
+    """
+
+    def __init__(self, natural: Tensor, dtype: torch.dtype, *, returns_list: bool) -> None:
+        self.centers = natural.flatten(1).float()
+        self.dtype, self.returns_list = dtype, returns_list
+        self.input_dtype = natural.dtype
+        self.rows = torch.arange(len(natural), device=natural.device)
+        self.counter = PassCounter(len(natural), natural.device)
 
     @property
     def effort(self) -> Effort:
-        """The passes so far."""
-        return Effort(**{name: getattr(self.single, name) + count for name, count in self.whole.items()})
+        """The passes counted so far."""
+        return self.counter.effort
 
     @contextmanager
     def on(self, module: nn.Module) -> Iterator[None]:
-        """Count while this lasts."""
-        # Of the base class: a scripted module honours such hooks, though its own methods refuse them.
-        before = nn.Module.register_forward_pre_hook(module, self._enter, prepend=True)
-        after = nn.Module.register_forward_hook(module, self._leave)
+        """Hook a module for the duration of the context."""
+        # Methods of the base class: a scripted module supports such hooks, but its own methods refuse them.
+        before = nn.Module.register_forward_pre_hook(module, self._before, prepend=True)
+        after = nn.Module.register_forward_hook(module, self._after)
         try:
             yield
         finally:
             before.remove()
             after.remove()
 
-    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         images = inputs[0]
-        rows = self._rows(images)
-        self._count("forwards", rows)
-        self.asked_in = images.dtype
+        rows = self._examples(images)
+        self._count(rows, forwards=1)
+        self.input_dtype = images.dtype
         if images.requires_grad and torch.is_grad_enabled():
-            # A view of its own for every pass: images asked about twice would else count the second time for both.
+            # A view per pass: otherwise a tensor that is passed twice would run both hooks for each gradient.
             images = images.view_as(images)
-            images.register_hook(lambda gradient: self._count("backwards", rows))
+            images.register_hook(lambda gradient: self._count(rows, backwards=1))
         return images.to(self.dtype), *inputs[1:]
 
-    def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        if self.wrapped:
-            return [*output[:-1], logits_of(output[-1]).to(self.asked_in)]
-        return logits_of(output).to(self.asked_in)
+    def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        if self.returns_list:
+            return [*output[:-1], logits_of(output[-1]).to(self.input_dtype)]
+        return logits_of(output).to(self.input_dtype)
 
-    def _rows(self, images: Tensor) -> Tensor | None:
-        """(N,) the example that each image belongs to; None where the batch is ours, as it stands."""
-        size = len(self.centres)
+    def _examples(self, images: Tensor) -> Tensor:
+        """Return the example (N,) that each image belongs to."""
+        size = len(self.centers)
         if len(images) == size:
-            return None
-        if images.shape[1:].numel() != self.centres.shape[1]:  # of another shape, so there is no nearest
-            return torch.arange(len(images), device=self.centres.device) % size
-        return torch.cdist(images.detach().flatten(1).to(self.centres), self.centres).argmin(1)
+            return self.rows
+        if images.shape[1:].numel() != self.centers.shape[1]:  # of another shape, so there is no nearest
+            return torch.arange(len(images), device=self.centers.device) % size
+        return torch.cdist(images.detach().flatten(1).to(self.centers), self.centers).argmin(1)
 
-    def _count(self, which: str, rows: Tensor | None) -> None:
-        if rows is None:
-            self.whole[which] += 1
-        else:
-            getattr(self.single, which).index_add_(0, rows, torch.ones_like(rows))
+    def _count(self, rows: Tensor, **passes: int) -> None:
+        self.counter.add(rows, **passes)
+        if rows is not self.rows:
+            self.counter.settle()  # at once, as under torch.func these indices do not outlive the pass
 
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """What our own attacks never touch, but a library may: gradients of parameters, and statistics of batch norm."""
+    """Restore the gradients of a model's parameters and its buffers, which a library may change."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]  # batch norm changes its own without a sign
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]  # batch norm does not raise their versions
     try:
         for parameter, _ in gradients:
             parameter.grad = None
@@ -98,7 +101,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def kept(parts: list[Any]) -> Iterator[None]:
-    """Objects with their attributes given back as they were."""
+    """Restore the attributes of objects."""
     before = [(part, dict(vars(part))) for part in parts]
     try:
         yield
@@ -110,7 +113,7 @@ def kept(parts: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def reproducible(seed: int | None, device: torch.device) -> Iterator[None]:
-    """The global random states seeded, and given back as they were."""
+    """Seed the global random states of torch, numpy and Python, and restore them; None leaves them as they are."""
     if seed is None:
         yield
         return
@@ -130,7 +133,7 @@ def reproducible(seed: int | None, device: torch.device) -> Iterator[None]:
 
 
 def seed_of(randomness: Randomness) -> int | None:
-    """One number of 32 bits, the most that numpy takes, from whatever drives an attack."""
+    """Return a seed of 32 bits, the most that numpy accepts; None for the global random state."""
     if isinstance(randomness, ExampleNoise):
         parts = randomness.seed, randomness.draws, randomness.index.tolist()
         return int(digest(*map(str, parts))[:8], 16)
@@ -141,7 +144,7 @@ def seed_of(randomness: Randomness) -> int | None:
 
 
 def torch_generator(randomness: Randomness, seed: int | None, device: torch.device) -> torch.Generator | None:
-    """What a function that draws from a generator is given."""
+    """Return the torch generator to pass to a function."""
     if isinstance(randomness, ExampleNoise | PartNoise) and seed is not None:
         return torch.Generator(device).manual_seed(seed)
     return randomness if isinstance(randomness, torch.Generator) else None

@@ -1,4 +1,4 @@
-"""What objects of strangers are made of: their parts, their settings as text, their radius and norm."""
+"""Describing attack objects of other libraries: their parts, their settings as text, their radius and norm."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from torch import nn
 from classwise.core.numbers import parse_number
 
 SAME_RADIUS = 1e-6
-"""Relative difference up to which two radii are one: a library may hold 8/255 in single precision."""
+"""Relative difference up to which radii count as equal: a library may hold 8/255 in single precision."""
 
 
 def is_from(thing: Any, package: str) -> bool:
+    """Whether the class of an object, or one of its bases, is defined in a package."""
     return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(thing).__mro__)
 
 
 def parts_of(thing: Any, package: str) -> list[Any]:
-    """An attack object and those of its library that it holds, itself first."""
+    """Return an attack object and the objects of its library that it contains, itself first."""
     found: list[Any] = []
 
     def visit(value: Any) -> None:
@@ -40,22 +41,24 @@ def parts_of(thing: Any, package: str) -> list[Any]:
 
 
 NOT_SETTINGS = frozenset({"device", "logger", "model_name", "summary_writer", "supported_mode", "verbose"})
-"""Attributes that say nothing about what an attack does."""
+"""Attributes that do not affect the result of an attack."""
 
 
 def settings_of(thing: Any) -> dict[str, Any]:
+    """Return the public attributes of an object that affect its result."""
     names = {name for name in getattr(thing, "__dict__", {}) if not name.startswith("_")}
-    names |= set(getattr(thing, "attack_params", ()))  # ART keeps some of its own behind properties
+    names |= set(getattr(thing, "attack_params", ()))  # ART has some of them as properties
     return {name: getattr(thing, name, None) for name in names - NOT_SETTINGS}
 
 
 def text_of(settings: Mapping[str, Any], package: str = "") -> str:
+    """Return settings as text, in alphabetical order, without those that have no short and stable form."""
     texts = {key: text for key, value in settings.items() if (text := _plain(value, package)) is not None}
     return ", ".join(f"{key}={texts[key]}" for key in sorted(texts))
 
 
 def _plain(value: Any, package: str) -> str | None:
-    """A setting as text, or None for what has no short and lasting one: tensors, modules, functions, nothing at all."""
+    """Return a setting as text; None for tensors, modules, functions and None, which have no short and stable form."""
     if isinstance(value, bool | str) or hasattr(value, "within"):
         return repr(value)
     if isinstance(value, Real):
@@ -71,7 +74,7 @@ def _plain(value: Any, package: str) -> str | None:
 
 
 def radius_text(value: Any) -> str | None:
-    """A radius as one would write it, so that a library's float and our 8/255 are one threat.
+    """Return a radius as users write it, so that a float of a library and 8/255 are the same threat.
 
     >>> radius_text(8 / 255), radius_text(0.5), radius_text(0.0123456789), radius_text(None)
     ('8/255', '0.5', '0.0123456789', None)
@@ -87,15 +90,21 @@ def radius_text(value: Any) -> str | None:
     return str(radius)
 
 
+def parse_radius(text: str) -> float:
+    """Return a radius, written as a number or a fraction."""
+    return float(parse_number(text.strip()))  # type: ignore[arg-type]
+
+
 def same_radius(text: str, radius: float, tolerance: float = SAME_RADIUS) -> bool:
+    """Whether a text states this radius."""
     try:
-        return math.isclose(float(parse_number(text)), radius, rel_tol=tolerance)  # type: ignore[arg-type]
+        return math.isclose(parse_radius(text), radius, rel_tol=tolerance)
     except ValueError:
         return False
 
 
 def norm_text(value: Any) -> str | None:
-    """The name of a norm.
+    """Return the name of a norm, or None if it is not recognized.
 
     >>> [norm_text(value) for value in (np.inf, "inf", "linf", 2, "L2", 1.0, None, len)]
     ['Linf', 'Linf', 'Linf', 'L2', 'L2', 'L1', None, None]

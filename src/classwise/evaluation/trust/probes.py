@@ -31,6 +31,7 @@ from classwise.core.model_calls import blamed_on_the_model, device_of, dtype_of,
 from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
+from classwise.core.types import AttackCall
 from classwise.metrics.comparison import Bools, mcnemar
 from classwise.metrics.counts import Ints
 from classwise.models.normalize import NORMALIZATIONS
@@ -109,7 +110,7 @@ def examine(
         for start in range(0, len(x), batch_size):
             rows = slice(start, start + batch_size)
             noise = ExampleNoise(seed, index[rows])
-            problem = PGD().within(threat).pose(model, x[rows], y[rows], generator=noise)
+            problem = PGD().within(threat).problem(AttackCall(model, x[rows], y[rows], generator=noise))
             parts.append(_probe_batch(problem, threat, queries, precision))
             progress.advance(len(y[rows]))
         scale = None if natural is None else _find_better_scale(model, *natural, batch_size)
@@ -147,8 +148,8 @@ def _probe_batch(problem: Problem, threat: Threat, queries: int, precision: floa
         "one_hot": (clean.float().softmax(1) > 0).sum(1) == 1,
         "surest": clean.float().softmax(1).amax(1),
         "margin": -margin(y)(clean),
-        "forwards": problem.tally.effort.forwards,
-        "backwards": problem.tally.effort.backwards,
+        "forwards": problem.counter.effort.forwards,
+        "backwards": problem.counter.effort.backwards,
     }
 
 
