@@ -209,16 +209,7 @@ def evaluate_all(parts: AttackParts, searched: nn.Module, arena: Arena) -> Judge
     predict_natural(run, rows)
     warnings: list[str] = []
     if "doubtful" in parts.selects.values():
-        warnings = run_probes(
-            arena.model,
-            arena.images,
-            verdicts,
-            arena.threat,
-            seed=arena.seed,
-            black_box=not parts.has_audit,
-            batch_size=arena.batch_size,
-            progress=SILENT,
-        ).warnings
+        warnings = run_probes(run, black_box=not parts.has_audit).warnings
     run_attack(run, parts, rows, warnings)
     return Judged(
         robust=int(verdicts.survived(OURS).sum()),
