@@ -176,16 +176,8 @@ def _run_stages(run: Run, settings: EvaluationSettings, parts: Sequence[AttackPa
     for count, rows in enumerate(steps, 1):
         predict_natural(run, rows)
         if parts and count == 1:
-            probed = run_probes(
-                run.model,
-                run.images,
-                run.verdicts,
-                run.threat,
-                seed=run.seed,
-                black_box=not any(one.has_audit for one in parts),  # an audit includes one with many more queries
-                batch_size=run.loop.size,
-                progress=run.loop.progress,
-            )
+            # The audit of fast includes a black-box attack with many more queries.
+            probed = run_probes(run, black_box=not any(one.has_audit for one in parts))
         for one in parts:
             run_attack(run, one, rows, probed.warnings)
     for key, corruption in settings.corruptions.items():
@@ -204,16 +196,9 @@ def _report(
     command: str | None,
 ) -> ClassReport:
     """Derive the report from the verdicts."""
-    images, verdicts, rounds, rows, warnings = (
-        run.images,
-        run.verdicts,
-        outcome.rounds,
-        outcome.rows,
-        outcome.probed.warnings,
-    )
-    attacks = {
-        one.key: account(one, run.record, classes, one.cascade(verdicts, run.seed).audit(warnings)) for one in parts
-    }
+    images, verdicts, rounds, rows = run.images, run.verdicts, outcome.rounds, outcome.rows
+    audits = {one.key: one.cascade(verdicts, run.seed).audit(outcome.probed.warnings) for one in parts}
+    attacks = {one.key: account(one, run.record, classes, audits[one.key]) for one in parts}
     decided = verdicts if rounds is None else verdicts.take(rows)
     report = ClassReport.from_verdicts(
         decided,

@@ -1,4 +1,4 @@
-"""Run the trust checks of an evaluation: the probes first, and the findings when the verdicts are complete."""
+"""Run the probes on a sample of the images of an evaluation."""
 
 # N examples
 
@@ -8,17 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from classwise.core.errors import InputError
-from classwise.core.model_calls import device_of
-from classwise.core.progress import Progress
-from classwise.core.threat import Threat
-from classwise.data import ImageSet, ordered
+from classwise.evaluation.stages import Run
 from classwise.evaluation.trust.findings import warning_codes
 from classwise.evaluation.trust.probes import QUERIES, choose, examine
 from classwise.reporting.sanity import Probes
-from classwise.storage.verdicts import NATURAL, Verdicts
+from classwise.storage.verdicts import NATURAL
 
 NATURAL_SAMPLE = 200
 """Images, correctly classified or not, on which other input scales are tried."""
@@ -37,41 +33,31 @@ class ProbeResult:
         return ["not-probed"] if self.failure is not None else warning_codes(self.probes)
 
 
-def run_probes(
-    model: nn.Module,
-    images: ImageSet,
-    verdicts: Verdicts,
-    threat: Threat,
-    *,
-    seed: int,
-    black_box: bool,
-    batch_size: int,
-    progress: Progress,
-) -> ProbeResult:
-    """Probe a model on a few images that it classifies correctly, as many of each class.
+def run_probes(run: Run, *, black_box: bool) -> ProbeResult:
+    """Probe the model on a few images that it classifies correctly, as many of each class.
 
     ``black_box`` includes the attack without gradients. A model that fails under the probes can still be evaluated.
     """
-    device = device_of(model)
+    verdicts, batch_size = run.verdicts, run.loop.size
     rows = choose(verdicts.label, verdicts.survived(NATURAL))
     if not len(rows):
         return ProbeResult()
-    x, y, index = next(ordered(images, verdicts.index[rows], len(rows), device))
+    x, y, index = run.batch(rows)
     some = np.linspace(0, len(verdicts) - 1, min(NATURAL_SAMPLE, len(verdicts)), dtype=int)
-    natural, labels, _ = next(ordered(images, verdicts.index[some], len(some), device))
+    natural = run.batch(some)[:2]
     while True:
         try:
             probes = examine(
-                model,
+                run.model,
                 x,
                 y,
                 index=index,
-                threat=threat,
-                seed=seed,
+                threat=run.threat,
+                seed=run.seed,
                 queries=QUERIES if black_box else 0,
-                natural=(natural, labels),
+                natural=natural,
                 batch_size=batch_size,
-                progress=progress,
+                progress=run.loop.progress,
             )
         except torch.OutOfMemoryError:
             if batch_size == 1:
