@@ -157,7 +157,7 @@ def test_a_class_that_is_never_right_an_absent_one_and_a_thousand(tmp_path: Path
 
 
 def test_bad_input(trained: Path) -> None:
-    with pytest.raises(InputError, match="part and crop are both given"):
+    with pytest.raises(InputError, match="exclude each other"):
         examples(trained, label=1, indices=(1,))
     with pytest.raises(InputError, match="images 0 to 696"):
         examples(trained, indices=(3, 700))

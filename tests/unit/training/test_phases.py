@@ -190,7 +190,7 @@ def test_validation_images_are_those_of_the_phase(tmp_path: Path, recipe: dict[s
         ({"data": {"name": "FILE:small", "extra": "FILE:small"}}, "extra images have one size"),
         ({"schedule": "piecewise:epochs=0+1,factors=1"}, "2 epochs and 1 factors"),
         ({"schedule": "piecewise:epochs=1+0,factors=1+0"}, "each later than the one before"),
-        ({"schedule": "piecewise:epochs=0+1,factors=1+-1"}, "nonnegative"),
+        ({"schedule": "piecewise:epochs=0+1,factors=1+-1"}, "none negative"),
     ],
 )
 def test_what_does_not_fit_starts_nothing(
