@@ -52,11 +52,11 @@ def ordered(
     """
     rows = _checked_rows(images, np.arange(len(images)) if indices is None else indices, batch_size)
     for start in range(0, len(rows), batch_size):
-        some = rows[start : start + batch_size]
-        x = _tensor(middle(images.images[some], size)).to(device, non_blocking=True)
-        y = _tensor(images.labels[some]).to(device, non_blocking=True)
+        chunk = rows[start : start + batch_size]
+        x = _tensor(middle(images.images[chunk], size)).to(device, non_blocking=True)
+        y = _tensor(images.labels[chunk]).to(device, non_blocking=True)
         release(images.images)
-        yield to_float(x).to(dtype), y, _tensor(some).to(device, non_blocking=True)
+        yield to_float(x).to(dtype), y, _tensor(chunk).to(device, non_blocking=True)
 
 
 def share_of(length: int, share: tuple[int, int]) -> slice:

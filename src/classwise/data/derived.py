@@ -99,9 +99,9 @@ class DatasetSettings:
 
     def labels(self, card: DatasetCard) -> list[int]:
         """Return the labels of the classes that are kept, in order."""
-        left_out = {_label(card, name) for name in self.without}
+        removed = {_label(card, name) for name in self.without}
         only = {_label(card, name) for name in self.only} or set(range(len(card.classes)))
-        if not (kept := sorted(only - left_out)):
+        if not (kept := sorted(only - removed)):
             raise InputError(f"{card.name}: no class is left; check only and without")
         return kept
 
@@ -124,26 +124,26 @@ class Derived:
     """A data set with settings applied. ``imbalance`` applies to the training split only."""
 
     name: str
-    whole: Source
+    source: Source
     card: DatasetCard
     settings: DatasetSettings
 
     @property
     def split(self) -> str:
-        return self.whole.split
+        return self.source.split
 
     def origin(self) -> str:
-        return self.whole.origin()
+        return self.source.origin()
 
     def fingerprint(self) -> str:
-        return digest_json([FORMAT, self.whole.fingerprint(), self.split, astuple(self.settings)])
+        return digest_json([FORMAT, self.source.fingerprint(), self.split, astuple(self.settings)])
 
     def open(self) -> Reading:
-        whole = materialize(self.whole)
-        classes = whole.classes or self.card.classes
+        full = materialize(self.source)
+        classes = full.classes or self.card.classes
         kept = self.settings.labels(replace(self.card, classes=classes))  # the files may number the classes differently
-        rows = np.flatnonzero(np.isin(whole.labels, kept))
-        labels = np.searchsorted(kept, whole.labels[rows])
+        rows = np.flatnonzero(np.isin(full.labels, kept))
+        labels = np.searchsorted(kept, full.labels[rows])
         if self.split == "train" and self.settings.imbalance > 1:
             thinned = long_tail(labels, len(kept), self.settings.imbalance, self.settings.seed)
             rows, labels = rows[thinned], labels[thinned]
@@ -151,7 +151,7 @@ class Derived:
             raise InputError(f"{self.name} ({self.split}): no examples are left")
         channels, height, width = self.card.shape
         shape = (3 if self.settings.background else channels, height, width)
-        parts = ((self.transformed(*part), part[1]) for part in _parts(whole, rows, labels))
+        parts = ((self.transformed(*part), part[1]) for part in _parts(full, rows, labels))
         return Reading(len(rows), shape, tuple(classes[label] for label in kept), parts)
 
     def transformed(
@@ -216,11 +216,11 @@ def known_superclasses(dataset: str, num_classes: int) -> dict[str, list[int]]:
 
 
 def _parts(
-    whole: ImageSet, rows: NDArray[np.int64], labels: NDArray[np.int64]
+    full: ImageSet, rows: NDArray[np.int64], labels: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]]:
     """Yield images, labels and rows in chunks."""
-    step = rows_at_a_time(whole.images.shape[1:])
+    step = rows_at_a_time(full.images.shape[1:])
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        yield whole.images[rows[part]], labels[part], rows[part]
-        release(whole.images)
+        yield full.images[rows[part]], labels[part], rows[part]
+        release(full.images)

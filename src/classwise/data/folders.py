@@ -99,8 +99,8 @@ def image_files(
     rows = rows_at_a_time((len(mode), *size))
     with decoders() as pool:
         for begin in range(0, len(files), rows):
-            some = files[begin : begin + rows]
-            images = decode_together(pool, some, mode, size, [str(file) for file in some].__getitem__, resize)
+            chunk = files[begin : begin + rows]
+            images = decode_together(pool, chunk, mode, size, [str(file) for file in chunk].__getitem__, resize)
             yield images, np.array(labels[begin : begin + rows], dtype=np.int64)
 
 

@@ -95,13 +95,13 @@ def validation_images(run: Path, progress: Progress = SILENT) -> tuple[ImageSet,
     None if the run had no validation images or the data set has changed since.
     """
     directory = RunDirectory(run)
-    made = directory.made()
-    data = made.get("asked", {}).get("data")
+    record = directory.made()
+    data = record.get("asked", {}).get("data")
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(name, str) or not directory.validation.is_file():
         return None
     images = load_data(name, split="train", progress=progress)
-    if images.digest() != made.get("data_digest"):
+    if images.digest() != record.get("data_digest"):
         return None
     index = directory.held_out(len(images))
     return (images, index) if len(index) else None
@@ -109,7 +109,7 @@ def validation_images(run: Path, progress: Progress = SILENT) -> tuple[ImageSet,
 
 def _materialized(source: Source, progress: Progress) -> ImageSet:
     if isinstance(source, Derived):
-        materialize(source.whole, progress)  # cached on its own, because reading it may take long
+        materialize(source.source, progress)  # cached on its own, because reading it may take long
     return materialize(source, progress)
 
 

@@ -69,8 +69,8 @@ def export(run: str | Path, to: str | Path, *, weights: str | Path | None = None
         write_text(folder / CODE, code)
         write_json(folder / NUMBERS, robustbench([report])[0])
         parameters = sum(parameter.numel() for parameter in subject.model.parameters())
-        made: dict[str, Any] = {"training": subject.training, "repaired": subject.repaired}
-        card = model_card(report, architecture=subject.spec, parameters=parameters, **made)
+        records: dict[str, Any] = {"training": subject.training, "repaired": subject.repaired}
+        card = model_card(report, architecture=subject.spec, parameters=parameters, **records)
         write_text(folder / CARD, card)
     return to
 

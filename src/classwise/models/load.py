@@ -25,7 +25,7 @@ from classwise.models.weights import load_weights, with_weights
 from classwise.models.weights_file import SUFFIXES
 from classwise.storage.files import read_json
 
-WHOLE = ("hf", "onnx", "torchscript")
+WITH_WEIGHTS = ("hf", "onnx", "torchscript")
 """Prefixes of specs whose models include their weights."""
 
 CHECKPOINTS = ("best", "last")
@@ -66,10 +66,10 @@ def load_model(
             weights = folder / "checkpoints" / f"{which or CHECKPOINTS[0]}.safetensors"
         model = _build_of_run(folder, num_classes, in_channels)
         load_weights(model, weights)
-    elif kind in WHOLE:
+    elif kind in WITH_WEIGHTS:
         if weights is not None:
             raise InputError(f"model {spec!r} includes its weights: leave out the weights {str(weights)!r}")
-        model = _load_whole(spec, trust=trust, **sizes)
+        model = _load_with_weights(spec, trust=trust, **sizes)
     elif is_library(spec) and weights is None and not allow_untrained:
         published = published_weights(spec)
         model = build_from_library(spec)  # with the number of classes and channels of the published weights
@@ -88,7 +88,7 @@ def load_model(
 def build_model(spec: str, *, num_classes: int | None = None, in_channels: int | None = None) -> nn.Module:
     """Build an architecture without loading weights: a registered one, one of timm or torchvision, or user code."""
     name = spec.partition(":")[0].strip()
-    if name in WHOLE:
+    if name in WITH_WEIGHTS:
         raise InputError(f"model {spec!r} includes its weights: it can be evaluated, but not built without them")
     if _registered(spec):
         return _build_registered(spec, num_classes=num_classes, in_channels=in_channels)
@@ -119,7 +119,7 @@ def is_open_architecture(spec: str) -> bool:
     return _registered(spec) or is_library(spec)
 
 
-def _load_whole(spec: str, *, num_classes: int | None, in_channels: int | None, trust: bool) -> nn.Module:
+def _load_with_weights(spec: str, *, num_classes: int | None, in_channels: int | None, trust: bool) -> nn.Module:
     kind, _, place = spec.partition(":")
     path = Path(place.strip()).expanduser()
     if kind == "onnx":
@@ -184,17 +184,17 @@ def _build_of_run(folder: Path, num_classes: int | None, in_channels: int | None
         raise InputError(f"{folder} is not a run directory: it contains no run.json")
     run = read_json(path)
     training, repair = (run.get(name) for name in ("training", "repair")) if isinstance(run, dict) else (None, None)
-    made = repair if training is None else training
-    named = made.get("asked") if isinstance(made, dict) and training is not None else made
+    record = repair if training is None else training
+    named = record.get("asked") if isinstance(record, dict) and training is not None else record
     spec = named.get("model") if isinstance(named, dict) else None
-    if not isinstance(made, dict) or not isinstance(spec, str):
+    if not isinstance(record, dict) or not isinstance(spec, str):
         raise InputError(
             f"{path} names no architecture; expected the record of a training, or of the repair of a model "
             "that has a spec"
         )
     sizes = {}
     for key, wanted in (("num_classes", num_classes), ("in_channels", in_channels)):
-        value = made.get(key)
+        value = record.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(f"{path}: {key} = {value!r}; expected an integer from 1")
         if wanted is not None and wanted != value:
@@ -202,19 +202,21 @@ def _build_of_run(folder: Path, num_classes: int | None, in_channels: int | None
         sizes[key] = value
     if training is not None:
         return build_model(spec, **sizes)
-    return _build_repaired(path, spec, made, sizes)
+    return _build_repaired(path, spec, record, sizes)
 
 
-def _build_repaired(path: Path, spec: str, made: Mapping[str, Any], sizes: Mapping[str, int]) -> nn.Module:
+def _build_repaired(path: Path, spec: str, record: Mapping[str, Any], sizes: Mapping[str, int]) -> nn.Module:
     """Build the architecture of a repaired model, with the wrappers that the repair added."""
-    if spec.partition(":")[0] in WHOLE:
-        model = _load_whole(spec, trust=False, num_classes=sizes["num_classes"], in_channels=sizes["in_channels"])
+    if spec.partition(":")[0] in WITH_WEIGHTS:
+        model = _load_with_weights(
+            spec, trust=False, num_classes=sizes["num_classes"], in_channels=sizes["in_channels"]
+        )
     else:
         model = build_model(spec, **sizes)
-    normalization = made.get("normalization")
+    normalization = record.get("normalization")
     try:
         if normalization is not None:
             model = normalized(model, normalization["mean"], normalization["std"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: normalization = {normalization!r:.80}: {one_line(error, 80)}") from None
-    return Biased(model, torch.zeros(sizes["num_classes"])) if made.get("wrapped") else model
+    return Biased(model, torch.zeros(sizes["num_classes"])) if record.get("wrapped") else model

@@ -33,11 +33,11 @@ def architecture(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
     The factory takes keyword settings only, among them ``num_classes`` and ``in_channels``.
     """
-    own = inspect.signature(factory)
+    signature = inspect.signature(factory)
 
     @wraps(factory)
     def make(*, normalize: str | None = None, head: Head = "linear", **settings: Any) -> nn.Module:
-        in_channels = settings.get("in_channels", own.parameters["in_channels"].default)
+        in_channels = settings.get("in_channels", signature.parameters["in_channels"].default)
         model = with_normalization(factory(**settings), normalize, in_channels)
         return with_hypersphere(model) if head == "hypersphere" else model
 
@@ -45,6 +45,6 @@ def architecture(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, (kind, default) in _SHARED.items()
     ]
-    make.__signature__ = own.replace(parameters=[*own.parameters.values(), *shared])  # type: ignore[attr-defined]
+    make.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *shared])  # type: ignore[attr-defined]
     make.__annotations__ = {**factory.__annotations__, **{name: kind for name, (kind, _) in _SHARED.items()}}
     return make

@@ -154,12 +154,12 @@ def _head(model: nn.Module) -> str | None:
     return linear[-1] if linear else None
 
 
-def _cast(path: Path, name: str, value: Tensor, like: Tensor) -> Tensor:
+def _cast(path: Path, name: str, value: Tensor, target: Tensor) -> Tensor:
     """Cast a tensor to the type of the model's; only floats are converted."""
-    known = value.dtype in _FLOATS if like.is_floating_point() else value.dtype == like.dtype
-    if not known:
-        raise InputError(f"{path}: {quoted(name)} is {value.dtype}; the model has {like.dtype}")
-    return value.to(like.dtype)
+    castable = value.dtype in _FLOATS if target.is_floating_point() else value.dtype == target.dtype
+    if not castable:
+        raise InputError(f"{path}: {quoted(name)} is {value.dtype}; the model has {target.dtype}")
+    return value.to(target.dtype)
 
 
 def _normalization_names(model: nn.Module) -> set[str]:

@@ -156,7 +156,7 @@ def test_misclassified_absent_and_many_classes(tmp_path: Path) -> None:
 
 
 def test_bad_input(trained: Path) -> None:
-    with pytest.raises(InputError, match="part and crop are both given"):
+    with pytest.raises(InputError, match="exclude each other"):
         examples(trained, label=1, indices=(1,))
     with pytest.raises(InputError, match="images 0 to 696"):
         examples(trained, indices=(3, 700))

@@ -1,4 +1,4 @@
-"""What the tests of the data room share: a cache of its own for each test, a mirror, a small data set."""
+"""Fixtures of the tests of data: a cache for each test, a mirror, a small data set."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """No hub to be reached; the list collects what it was asked."""
+    """An unreachable hub; the list records the requests."""
     asked: list[dict[str, Any]] = []
 
     def refuse(repository: str, **options: Any) -> str:

@@ -76,7 +76,7 @@ def write_stl10(folder: Path, split: str, images: np.ndarray, labels: Sequence[i
 
 
 def save_image(path: Path, image: np.ndarray) -> None:
-    """PNG bytes under whatever name: formats are known by content."""
+    """PNG bytes under any name; formats are detected by content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).save(path, format="PNG")
 

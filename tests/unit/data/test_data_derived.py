@@ -59,7 +59,7 @@ def test_corruption_applies_to_every_image():
     x = Corruption(kind="gaussian-noise", severity=5)(to_float(gray.images), generator=noise)
     assert np.array_equal(found.images, (x * 255).round().to(torch.uint8).numpy())
     assert not np.array_equal(found.images, load_data("digits:corruption=gaussian-noise,severity=5").images)
-    # An image is corrupted alike in whatever company.
+    # The corruption of an image is independent of the other images.
     some = load_data("digits:corruption=gaussian-noise,severity=5,seed=3,only=4+7")
     assert np.array_equal(some.images, found.images[np.isin(found.labels, [4, 7])])
 

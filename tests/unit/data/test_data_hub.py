@@ -13,7 +13,7 @@ from small_hub import hub_of, run_beside
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The address of a hub with one data set, and what it was asked so far."""
+    """The address of a hub with one data set, and its requests so far."""
     files = {"README.md": b"# toy"}
     for split, shards in (("train", 2), ("test", 1)):
         for shard in range(shards):

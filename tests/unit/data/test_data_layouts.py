@@ -176,7 +176,7 @@ def test_tiny_imagenet_tree(mirror):
 
 
 def test_tiny_imagenet_validation_in_class_folders(tmp_path):
-    """As a script that everybody uses leaves the validation images."""
+    """As a widely used script leaves the validation images."""
     val = random_images(3, (3, 64, 64), seed=1)
     write_tiny_imagenet(tmp_path, WNIDS, random_images(3, (3, 64, 64)), val)
     for i, wnid in enumerate(WNIDS):
@@ -537,7 +537,7 @@ def test_named_pipes_are_ignored(tmp_path):
 
 
 def test_parquet_file_of_another_data_set_is_ignored(tmp_path, offline):
-    """A folder of many data sets, none of them the one asked for."""
+    """A folder of several data sets without the requested one."""
     image = encode(picture(0, (28, 28), "L"))
     write_shard(tmp_path / "ylecun/mnist/mnist/test-00000-of-00001.parquet", [image], [1], column="image")
     with pytest.raises(InputError, match="contains no fashion-mnist"):

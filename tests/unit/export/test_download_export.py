@@ -15,7 +15,7 @@ from small_hub import hub_of, run_beside
 
 @pytest.fixture
 def hub() -> Iterator[tuple[str, list[str], torch.nn.Module]]:
-    """The address of a hub with one export, what it was asked so far, and the model."""
+    """The address of a hub with one export, its requests so far, and the model."""
     torch.manual_seed(3)
     model = build_model("digits-cnn", num_classes=3, in_channels=1).eval()
     config = {"schema": "classwise/model/1", "architecture": "digits-cnn", "num_classes": 3, "in_channels": 1}

@@ -110,7 +110,7 @@ def claimed_storage(path: Path) -> None:
 
 
 def sparse(path: Path, size: int) -> None:
-    """A file that takes no room on the disk and claims a tensor as large as it looks."""
+    """A sparse file with a tensor of its apparent size."""
     table = {"conv1.weight": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}
     text = json.dumps(table).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text)
@@ -187,7 +187,7 @@ nested = st.recursive(
 
 @given(nested, st.integers(0, pickle.HIGHEST_PROTOCOL))
 def test_normal_pickles_are_accepted(value, protocol):
-    """Whatever Python pickles is read to its last byte, and shared parts of it are no harm."""
+    """Pickles of Python are scanned to the last byte, and shared parts are accepted."""
     stream = io.BytesIO(pickle.dumps([value, value, (value, value)], protocol) + b"more")
     check_unfolding(Path("honest.pt"), stream)
     assert stream.read() == b"more"

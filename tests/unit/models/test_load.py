@@ -27,7 +27,7 @@ CHECKPOINTS = Path(os.environ.get("CLASSWISE_CHECKPOINTS", REPOSITORY.parent / "
 
 @pytest.fixture
 def state():
-    """The weights of a small network that is nobody's default."""
+    """The weights of a small network with other than default settings."""
     torch.manual_seed(7)
     return DigitsCNN().state_dict()
 

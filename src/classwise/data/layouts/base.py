@@ -41,7 +41,7 @@ class Layout(ABC):
         """Begin to read a split."""
 
 
-def whole(folder: Path, wanted: Sequence[str], every: Iterable[str]) -> list[Path]:
+def required_files(folder: Path, wanted: Sequence[str], every: Iterable[str]) -> list[Path]:
     """Return the wanted files of a folder, or an empty list if it has no file of the layout."""
     if not any((folder / name).is_file() for name in every):
         return []

@@ -13,7 +13,7 @@ import numpy as np
 from classwise.core.errors import InputError
 from classwise.data.datasets import DatasetCard
 from classwise.data.decode import rows_at_a_time
-from classwise.data.layouts.base import Layout, count_records, read_records, whole
+from classwise.data.layouts.base import Layout, count_records, read_records, required_files
 from classwise.data.layouts.safe_pickle import read_pickle
 from classwise.data.sources import Part, Reading
 
@@ -30,7 +30,7 @@ class CifarBinary(Layout):
     label_bytes: int
 
     def files(self, folder: Path, split: str) -> list[Path]:
-        return whole(folder, self.train if split == "train" else self.test, (*self.train, *self.test))
+        return required_files(folder, self.train if split == "train" else self.test, (*self.train, *self.test))
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         files = self.files(folder, split)
@@ -59,7 +59,7 @@ class CifarPython(Layout):
     def files(self, folder: Path, split: str) -> list[Path]:
         if not (folder / self.meta).is_file():
             return []
-        return whole(folder, self.train if split == "train" else self.test, (*self.train, *self.test))
+        return required_files(folder, self.train if split == "train" else self.test, (*self.train, *self.test))
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         parts = [self._part(file) for file in self.files(folder, split)]

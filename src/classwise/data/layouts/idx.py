@@ -36,27 +36,27 @@ class Idx(Layout):
         files = [file for file in reversed(entries(folder)) if file.is_file()]
         matches = [(pattern.fullmatch(file.name), file) for file in files]
         # In reverse order an unpacked file overwrites its archive.
-        there = {match.group(1, 2): file for match, file in matches if match}
-        if not there:
+        present = {match.group(1, 2): file for match, file in matches if match}
+        if not present:
             return []
         wanted = [(PREFIX.get(split, split), what) for what in ("images", "labels")]
         for prefix, what in wanted:
-            if (prefix, what) not in there:
+            if (prefix, what) not in present:
                 raise InputError(f"{folder}: {prefix}-{what}-idx{3 if what == 'images' else 1}-ubyte is missing")
-        return [there[key] for key in wanted]
+        return [present[key] for key in wanted]
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         images, labels = self.files(folder, split)
         with _opened(images) as file:
             count, *size = _header(file, images, 3)
         with _opened(labels) as file:
-            (others,) = _header(file, labels, 1)
+            (label_count,) = _header(file, labels, 1)
         if tuple(size) != card.size:
             raise InputError(
                 f"{images}: images have {size[0]}x{size[1]} pixels; expected {card.size[0]}x{card.size[1]}"
             )
-        if count != others:
-            raise InputError(f"{images} has {count} images, but {labels} has {others} labels")
+        if count != label_count:
+            raise InputError(f"{images} has {count} images, but {labels} has {label_count} labels")
         return Reading(count, card.shape, card.classes, _parts(images, labels, card, count))
 
 

@@ -101,8 +101,8 @@ def _of_classes(card: DatasetCard, wnids: set[str]) -> DatasetCard:
 
 def _reading(files: list[Path], wnids: list[str], card: DatasetCard, folder: Path) -> Reading:
     labels = {wnid: label for label, wnid in enumerate(card.wnids)}
-    if strange := next((wnid for wnid in wnids if wnid not in labels), None):
-        raise InputError(f"{folder}: {strange!r} is not a class of {card.name}")
+    if unknown_wnid := next((wnid for wnid in wnids if wnid not in labels), None):
+        raise InputError(f"{folder}: {unknown_wnid!r} is not a class of {card.name}")
     if not files:
         raise InputError(f"{folder}: no image files in the class folders")
     numbers = [labels[wnid] for wnid in wnids]

@@ -13,7 +13,7 @@ import numpy as np
 from classwise.core.errors import InputError
 from classwise.data.datasets import DatasetCard
 from classwise.data.decode import rows_at_a_time
-from classwise.data.layouts.base import Layout, count_records, read_records, whole
+from classwise.data.layouts.base import Layout, count_records, read_records, required_files
 from classwise.data.sources import Part, Reading
 
 
@@ -23,13 +23,13 @@ class Stl10Binary(Layout):
 
     def files(self, folder: Path, split: str) -> list[Path]:
         every = [f"{part}_{what}.bin" for part in ("train", "test") for what in "Xy"]
-        return whole(folder, [f"{split}_X.bin", f"{split}_y.bin"], every)
+        return required_files(folder, [f"{split}_X.bin", f"{split}_y.bin"], every)
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         images, labels = self.files(folder, split)
-        count, others = count_records(images, 3 * 96 * 96), count_records(labels, 1)
-        if count != others:
-            raise InputError(f"{images} has {count} images, but {labels} has {others} labels")
+        count, label_count = count_records(images, 3 * 96 * 96), count_records(labels, 1)
+        if count != label_count:
+            raise InputError(f"{images} has {count} images, but {labels} has {label_count} labels")
         return Reading(count, card.shape, card.classes, _parts(images, labels, card))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from classwise.core.errors import InputError, one_line
 from classwise.data.datasets import DatasetCard
-from classwise.data.layouts.base import Layout, whole
+from classwise.data.layouts.base import Layout, required_files
 from classwise.data.sources import Reading
 
 MAX_COUNT = 10**5
@@ -23,7 +23,7 @@ class SvhnMat(Layout):
     """``X`` (32, 32, 3, N) and ``y`` (N, 1), in which 10 is the digit 0."""
 
     def files(self, folder: Path, split: str) -> list[Path]:
-        return whole(folder, [f"{split}_32x32.mat"], ["train_32x32.mat", "test_32x32.mat"])
+        return required_files(folder, [f"{split}_32x32.mat"], ["train_32x32.mat", "test_32x32.mat"])
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
         from scipy.io import loadmat, whosmat  # slow to import
