@@ -1,4 +1,4 @@
-"""The other libraries, where they are installed, and a trained network to compare on."""
+"""The other libraries, if they are installed, and a trained network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks of torchattacks, foolbox, ART and AutoAttack through our door, against the same libraries called by hand."""
+"""Attacks of torchattacks, foolbox, ART and AutoAttack through the adapters, against direct calls of the libraries."""
 
 # B batch, K classes
 
@@ -245,7 +245,9 @@ def seed() -> None:
 
 @pytest.mark.parametrize("kind", [layers, Plain])
 @pytest.mark.parametrize("size", [1, SIZE])
-def test_equals_the_library_by_hand(case: Case, library: Any, kind: Callable[[], nn.Module], size: int) -> None:
+def test_results_equal_a_direct_call_of_the_library(
+    case: Case, library: Any, kind: Callable[[], nn.Module], size: int
+) -> None:
     model = kind().eval()
     x, y = batch(model, size)
     thing = case.make(library, model)
@@ -258,7 +260,7 @@ def test_equals_the_library_by_hand(case: Case, library: Any, kind: Callable[[],
 
 
 @pytest.mark.parametrize("kind", [layers, Plain])
-def test_counts_what_the_model_sees(case: Case, library: Any, kind: Callable[[], nn.Module]) -> None:
+def test_passes_equal_those_the_model_counts(case: Case, library: Any, kind: Callable[[], nn.Module]) -> None:
     model = kind().eval()
     x, y = batch(model)
     (witness,) = [module for module in model.modules() if isinstance(module, Witness)]
@@ -291,7 +293,7 @@ def test_the_same_stream_gives_the_same_images(case: Case, library: Any) -> None
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_leaves_no_trace(case: Case, library: Any) -> None:
+def test_the_model_is_restored(case: Case, library: Any) -> None:
     model = Plain()
     x, y = batch(model.eval())
     thing = case.make(library, model)  # ART sets modes when it is built
@@ -323,7 +325,9 @@ def test_leaves_no_trace(case: Case, library: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Wordy, lambda: Plain().double(), lambda: Wordy().double()])
-def test_form_and_type_of_the_model_do_not_matter(case: Case, library: Any, kind: Callable[[], nn.Module]) -> None:
+def test_output_format_and_dtype_of_the_model_do_not_matter(
+    case: Case, library: Any, kind: Callable[[], nn.Module]
+) -> None:
     """Verdicts as on a plain model in single precision; the images differ by rounding."""
     plain, model = Plain().eval(), kind().eval()
     x, y = batch(plain)
@@ -334,7 +338,7 @@ def test_form_and_type_of_the_model_do_not_matter(case: Case, library: Any, kind
         assert torch.equal(plain(found).argmax(1), plain(expected).argmax(1))
 
 
-def test_states_its_threat(case: Case, library: Any) -> None:
+def test_the_stated_threat_is_recognized(case: Case, library: Any) -> None:
     model = Plain().eval()
     attack = as_attack(case.make(library, model))
     assert isinstance(attack, ForeignAttack)
@@ -359,7 +363,7 @@ def test_another_model_is_refused(case: Case, library: Any) -> None:
         attack(model, x, y)
 
 
-def test_one_radius_and_no_targets_unless_there_is_a_way(case: Case, library: Any) -> None:
+def test_unsupported_scales_and_targets_are_refused(case: Case, library: Any) -> None:
     model = Plain().eval()
     x, y = batch(model)
     attack = ours(case, case.make(library, model))
@@ -370,7 +374,7 @@ def test_one_radius_and_no_targets_unless_there_is_a_way(case: Case, library: An
             attack(model, x, y, targets=(y + 1) % CLASSES)
 
 
-def test_targets_reach_those_that_aim() -> None:
+def test_targeted_attacks_receive_targets() -> None:
     model = Plain().eval()
     x, y = batch(model)
     targets = (y + 1) % CLASSES
@@ -395,7 +399,7 @@ def test_targets_reach_those_that_aim() -> None:
     assert margin(attack(model, x, y, targets=targets)) > margin(x) + 0.1
 
 
-def test_results_outside_the_ball_are_not_repaired() -> None:
+def test_results_outside_the_ball_are_not_projected() -> None:
     """Attacks without a radius go as far as they need."""
     torchattacks = load("torchattacks")
     model = Plain().eval()
@@ -406,7 +410,7 @@ def test_results_outside_the_ball_are_not_repaired() -> None:
     assert not Threat.parse(1e-4, "L2").ball(x).contains(found).any()
 
 
-def test_images_prepared_elsewhere_are_refused() -> None:
+def test_preprocessing_is_refused() -> None:
     torchattacks = load("torchattacks")
     load("art")
     from art.attacks.evasion import FastGradientMethod
@@ -421,7 +425,7 @@ def test_images_prepared_elsewhere_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["torchattacks", "pyautoattack", "autoattack"])
-def test_what_is_seeded_by_the_clock_can_be_repeated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attacks_seeded_by_the_clock_are_reproducible(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     library = load(name)
     model = Plain().eval()
     x, y = batch(model)
@@ -464,7 +468,7 @@ def test_the_method_forward_and_single_attacks_of_autoattack() -> None:
         assert effort.forwards.min() >= 3
 
 
-def test_the_model_may_have_moved_since() -> None:
+def test_the_device_of_the_model_may_have_changed() -> None:
     torchattacks = load("torchattacks")
     model = Plain().eval()
     x, y = batch(model)
@@ -475,7 +479,7 @@ def test_the_model_may_have_moved_since() -> None:
     assert thing.device == torch.device("meta")
 
 
-def test_every_attack_of_torchattacks_tells_its_norm() -> None:
+def test_norms_of_torchattacks_are_recognized() -> None:
     torchattacks = load("torchattacks")
     model = Plain().eval()
     names = {"PGD": "Linf", "BIM": "Linf", "MIFGSM": "Linf", "TPGD": "Linf", "PGDL2": "L2", "CW": "L2", "JSMA": "L0"}
@@ -485,7 +489,7 @@ def test_every_attack_of_torchattacks_tells_its_norm() -> None:
     assert (as_attack(mixed).norm, as_attack(mixed).eps) == (None, None)
 
 
-def test_other_objects_of_the_libraries_are_no_attacks() -> None:
+def test_other_objects_of_the_libraries_are_refused() -> None:
     foolbox = load("foolbox")
     load("art")
     model = Plain().eval()
@@ -497,7 +501,7 @@ def test_other_objects_of_the_libraries_are_no_attacks() -> None:
 # ---- ours there
 
 
-def test_ours_within_torchattacks() -> None:
+def test_attacks_of_this_package_run_within_torchattacks() -> None:
     """A bound attack is called as theirs are; with a model to show it takes part in their ensembles."""
     torchattacks = load("torchattacks")
     model = Plain().eval()
@@ -515,7 +519,7 @@ def test_ours_within_torchattacks() -> None:
     assert not (both & ~weak).any()
 
 
-def test_ours_on_a_foolbox_criterion() -> None:
+def test_attacks_of_this_package_run_with_a_foolbox_criterion() -> None:
     foolbox = load("foolbox")
     model = Plain().eval()
     x, y = batch(model)
@@ -530,7 +534,7 @@ def test_ours_on_a_foolbox_criterion() -> None:
 # ---- the whole way
 
 
-def test_evaluation_takes_them_all() -> None:
+def test_evaluation_accepts_attacks_of_all_libraries() -> None:
     torchattacks, foolbox = load("torchattacks"), load("foolbox")
     model = Plain().eval()
     x, y = batch(model)
@@ -555,7 +559,7 @@ def test_evaluation_takes_them_all() -> None:
     assert again[name].overall == report[name].overall
 
 
-def test_evaluation_refuses_in_one_line() -> None:
+def test_evaluation_raises_a_one_line_error() -> None:
     torchattacks = load("torchattacks")
     model = Plain().eval()
     data = batch(model)

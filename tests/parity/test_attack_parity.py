@@ -124,7 +124,7 @@ def broken(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     ],
     ids=["FGSM", "Linf PGD", "L2 PGD"],
 )
-def test_verdicts_are_those_of_art(
+def test_broken_examples_are_those_of_art(
     art: Any, trained: tuple[nn.Module, Tensor, Tensor], ours: BallAttack, name: str, settings: dict[str, Any]
 ) -> None:
     model, x, y = trained
@@ -135,7 +135,7 @@ def test_verdicts_are_those_of_art(
     assert (found == theirs).double().mean() >= 0.99
 
 
-def test_verdicts_on_a_real_network(
+def test_broken_examples_on_a_trained_network(
     torchattacks: Any, foolbox: Any, art: Any, real_data: Path, real_checkpoints: Path
 ) -> None:
     """ResNet-18 by TRADES: one image of every class, five steps from the image itself."""

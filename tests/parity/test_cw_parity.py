@@ -83,7 +83,7 @@ def test_cw_pgd_equals_foolbox(foolbox: Any, trained: Trained) -> None:
     assert broken(model, ours, y).sum() > broken(model, x, y).sum() + 20
 
 
-def test_cw_pgd_has_the_verdicts_of_art(art: Any, trained: Trained) -> None:
+def test_cw_pgd_breaks_the_same_examples_as_art(art: Any, trained: Trained) -> None:
     model, x, y = trained
     model, x = copy.deepcopy(model).float(), x.float()
 
@@ -153,7 +153,7 @@ def test_is_as_close_as_art(art: Any, trained: Trained, ours: CWL2 | CWLinf) -> 
     no_weaker(broken(model, ball, y), reference <= eps, y)
 
 
-def test_verdicts_on_a_real_network(foolbox: Any, real_data: Path, real_checkpoints: Path) -> None:
+def test_broken_examples_on_a_trained_network(foolbox: Any, real_data: Path, real_checkpoints: Path) -> None:
     """ResNet-18 by TRADES, an image of every class: the margin climbed by foolbox, by us, and searched by CW-Linf."""
     model = load_model("resnet18", weights=real_checkpoints / "cifar10_resnet18_trades.safetensors")
     data = load_data("cifar10", split="test")

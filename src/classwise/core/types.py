@@ -232,8 +232,8 @@ class Effort:
 
 
 Selection = Literal["survivors", "nearest", "sample", "doubtful"]
-"""Which examples a stage attacks: all that are left, those nearest to being broken, a sample of every class, or all
-that are left where there is reason to doubt the stages before."""
+"""Which survivors a stage attacks: all, those nearest to the decision boundary, a sample of each class, or all if the
+fallback is triggered."""
 
 
 @dataclass(frozen=True, slots=True)

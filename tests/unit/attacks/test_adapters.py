@@ -1,4 +1,4 @@
-"""Plain functions as attacks: what they are given, what is counted, and that nothing is left behind.
+"""Functions as attacks: the arguments they receive, the passes counted, and that the model is restored.
 
 The other libraries' objects are in tests/parity.
 """
@@ -31,7 +31,7 @@ EPS = THREAT.eps
 
 
 class Net(nn.Module):
-    """Batch norm and dropout: everything an attack could disturb. Answers like a Hugging Face model if asked to."""
+    """Batch norm and dropout: everything an attack could change. May return an output like a Hugging Face model."""
 
     def __init__(self, wordy: bool = False) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 
 class Tally(torch.autograd.Function):
-    """The identity, which notes whose gradient comes back."""
+    """The identity, which counts gradients per example."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, who: Tensor, counts: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Tally(torch.autograd.Function):
 
 
 class Witness(nn.Module):
-    """Knows every image by its first pixel, 0.1 apart, and counts for itself what passes."""
+    """Identifies every image by its first pixel, 0.1 apart, and counts passes per example."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def jitter(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 @dataclass
 class Shift:
-    """An object that is called, and says how far it goes."""
+    """A callable object that states its threat."""
 
     eps: float
     norm: str = "Linf"
@@ -125,7 +125,7 @@ class Attacker(nn.Module):
         return fgsm(model, x, y, EPS)
 
 
-def test_ours_pass_unchanged() -> None:
+def test_attacks_of_this_package_are_returned_unchanged() -> None:
     ours = PGD(steps=3)
     assert as_attack(ours) is ours
     theirs = as_attack(fgsm)
@@ -135,7 +135,7 @@ def test_ours_pass_unchanged() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 8])
-def test_a_function_is_asked_with_the_radius_of_the_evaluation(model: Net, size: int) -> None:
+def test_a_function_receives_the_radius_of_the_evaluation(model: Net, size: int) -> None:
     x, y = batch(size)
     found = as_attack(fgsm).within(THREAT)(model, x, y, generator=noise(size))
     assert torch.equal(found, fgsm(model, x, y, EPS))
@@ -145,7 +145,7 @@ def test_a_function_is_asked_with_the_radius_of_the_evaluation(model: Net, size:
         as_attack(fgsm)(model, x, y)
 
 
-def test_modules_methods_partials_and_our_own_attacks_are_functions(model: Net) -> None:
+def test_modules_methods_partials_and_bound_attacks_are_functions(model: Net) -> None:
     x, y = batch()
     expected = fgsm(model, x, y, EPS)
     for thing in (Attacker(), partial(fgsm, eps=EPS), FGSM(eps=EPS).__call__, lambda m, a, b: fgsm(m, a, b, EPS)):
@@ -195,7 +195,7 @@ def test_without_a_generator_the_global_states_are_used_as_by_hand(model: Net) -
 
 
 @pytest.mark.parametrize("offset", [5.0, -1.0, float("nan"), 2 * EPS])
-def test_results_are_not_repaired(model: Net, offset: float) -> None:
+def test_results_are_not_projected(model: Net, offset: float) -> None:
     x, y = batch()
     found = as_attack(lambda model, x, y: x + offset).within(THREAT)(model, x, y)
     assert torch.equal(found.nan_to_num(-7), (x + offset).nan_to_num(-7))
@@ -205,7 +205,9 @@ def test_results_are_not_repaired(model: Net, offset: float) -> None:
 @pytest.mark.parametrize(
     "convert", [Tensor.numpy, Tensor.double, lambda x: x.clone().requires_grad_() * 1], ids=["numpy", "double", "graph"]
 )
-def test_results_are_brought_back(model: Net, convert: Callable[[Tensor], Any]) -> None:
+def test_results_are_converted_to_the_type_and_device_of_the_images(
+    model: Net, convert: Callable[[Tensor], Any]
+) -> None:
     x, y = batch()
     found = as_attack(lambda model, x, y: convert(x / 2))(model, x, y)
     assert torch.equal(found, x / 2)
@@ -220,7 +222,7 @@ def test_results_are_brought_back(model: Net, convert: Callable[[Tensor], Any]) 
         (lambda x: None, "wrong returned NoneType"),
     ],
 )
-def test_other_results_are_one_clear_line(model: Net, result: Callable[[Tensor], Any], message: str) -> None:
+def test_other_results_raise_a_one_line_error(model: Net, result: Callable[[Tensor], Any], message: str) -> None:
     def wrong(model: nn.Module, x: Tensor, y: Tensor) -> Any:
         return result(x)
 
@@ -228,7 +230,7 @@ def test_other_results_are_one_clear_line(model: Net, result: Callable[[Tensor],
         as_attack(wrong)(model, *batch())
 
 
-def test_passes_are_counted_by_example() -> None:
+def test_passes_are_counted_per_example() -> None:
     """Against a model that counts for itself: batches that shrink, repeat, mix, and graphs used twice or not at all."""
     model = Witness().eval()
     x, y = batch()
@@ -300,7 +302,7 @@ def unchanged(model: nn.Module, before: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_leaves_no_trace(model: Net, fails: bool) -> None:
+def test_the_model_is_restored(model: Net, fails: bool) -> None:
     x, y = batch()
     model.train()
     model.drop.eval()
@@ -344,7 +346,7 @@ def test_works_where_gradients_are_off(model: Net, context: type) -> None:
 
 
 @pytest.mark.parametrize("images", [torch.float32, torch.float64])
-def test_type_and_form_of_the_model_are_hidden(images: torch.dtype) -> None:
+def test_functions_see_plain_logits_in_the_type_of_the_images(images: torch.dtype) -> None:
     torch.manual_seed(0)
     model = Net(wordy=True).double().eval()
     x, y = batch()
@@ -362,7 +364,7 @@ def test_type_and_form_of_the_model_are_hidden(images: torch.dtype) -> None:
     assert torch.allclose(found.double(), fgsm(model, x.double(), y, EPS), atol=1e-6)
 
 
-def test_no_images_need_no_call(model: Net) -> None:
+def test_an_empty_batch_is_not_passed_on(model: Net) -> None:
     x, y = batch()
     shift = Shift(EPS)
     found, effort = as_attack(shift).run(AttackCall(model, x[:0], y[:0]))
@@ -371,7 +373,7 @@ def test_no_images_need_no_call(model: Net) -> None:
         as_attack(shift)(model, x, y[:7])
 
 
-def test_scales_and_targets_reach_those_that_name_them(model: Net) -> None:
+def test_scales_and_targets_are_passed_to_functions_with_such_parameters(model: Net) -> None:
     x, y = batch()
     scale, targets = torch.linspace(0, 1, 8), (y + 1) % 5
 
@@ -387,7 +389,7 @@ def test_scales_and_targets_reach_those_that_name_them(model: Net) -> None:
         as_attack(jitter)(model, x, y, targets=targets)
 
 
-def test_the_threat_is_given_once() -> None:
+def test_a_stated_threat_must_equal_that_of_the_evaluation() -> None:
     assert as_attack(fgsm).eps is None
     stated = as_attack(Shift(np.float32(8 / 255)))  # type: ignore[arg-type]
     assert (stated.eps, stated.norm) == ("8/255", "Linf")
@@ -401,7 +403,7 @@ def test_the_threat_is_given_once() -> None:
         as_attack(partial(fgsm, eps=0.1)).within(THREAT)
 
 
-def test_identity_is_in_the_settings_and_the_code(model: Net) -> None:
+def test_the_repr_contains_the_settings_and_a_digest_of_the_code(model: Net) -> None:
     def made(steps: int, eps: float = 0.1) -> Callable[..., Tensor]:
         def attack(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             return x + steps * eps
@@ -447,7 +449,7 @@ def test_identity_is_in_the_settings_and_the_code(model: Net) -> None:
     ],
     ids=["number", "None", "text", "tensor", "our class", "a class", "model", "no model", "more", "bound"],
 )
-def test_anything_else_is_one_clear_line(thing: Any, message: str) -> None:
+def test_other_objects_raise_a_one_line_error(thing: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         as_attack(thing)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Every registered attack on every kind of model: any number of classes, any batch, any output, type and device."""
+"""Every registered attack on models of any number of classes, output format, dtype and device, for any batch size."""
 
 # B batch, K classes
 
@@ -101,7 +101,7 @@ def test_a_model_on_another_device_than_the_images(attack: BallAttack) -> None:
 
 
 @pytest.mark.parametrize("attack", TABLE, ids=repr)
-def test_bound_to_a_model_it_is_called_with_images_and_labels(attack: BallAttack) -> None:
+def test_a_bound_attack_takes_images_and_labels(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(1, 3)
     x, _ = batch(4, 1, 5, 3, 0)
@@ -112,7 +112,7 @@ def test_bound_to_a_model_it_is_called_with_images_and_labels(attack: BallAttack
 
 
 @pytest.mark.parametrize("attack", TABLE, ids=repr)
-def test_no_images_cost_nothing(attack: BallAttack) -> None:
+def test_an_empty_batch_takes_no_passes(attack: BallAttack) -> None:
     x_adv, effort = bounded(attack).run(
         AttackCall(Net(1, 3), torch.empty(0, 1, 4, 4), torch.empty(0, dtype=torch.int64))
     )
@@ -121,7 +121,7 @@ def test_no_images_cost_nothing(attack: BallAttack) -> None:
 
 
 @pytest.mark.parametrize("attack", TABLE, ids=repr)
-def test_an_example_with_no_room_stays_as_it_is(attack: BallAttack) -> None:
+def test_an_example_of_radius_zero_is_unchanged(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(1, 3)
     x, _ = batch(4, 1, 5, 3, 0)
@@ -147,7 +147,7 @@ class Counted(nn.Module):
 
 
 @pytest.mark.parametrize("attack", TABLE, ids=repr)
-def test_what_it_says_it_cost_is_what_the_model_saw(attack: BallAttack) -> None:
+def test_reported_passes_equal_those_the_model_counts(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(3, 5)
     x, _ = batch(6, 3, 6, 5, 0)

@@ -1,4 +1,4 @@
-"""APGD against Algorithm 1 written out for one image, closed forms on linear models, and what it promises to keep."""
+"""APGD against Algorithm 1 written out for one image, and against closed forms on linear models."""
 
 # B batch, K classes, D pixels
 
@@ -143,7 +143,7 @@ def last_unchanged(step_sizes: list[float], last: int, k: int) -> bool:
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
 @pytest.mark.parametrize("loss", ["ce", "margin"])
 @pytest.mark.parametrize(("steps", "rho"), [(1, 0.75), (2, 0.75), (10, 0.75), (50, 0.75), (50, 0.2)])
-def test_walks_as_algorithm_1_does(steps: int, rho: float, loss: Any, norm: Any) -> None:
+def test_iterates_equal_those_of_algorithm_1(steps: int, rho: float, loss: Any, norm: Any) -> None:
     """With a small ρ condition 1 is rare, and it is up to condition 2 to halve the step size.
 
     Image by image: where two values of a walk are equal but for rounding, a batch may take the one and an image alone
@@ -164,7 +164,7 @@ def test_walks_as_algorithm_1_does(steps: int, rho: float, loss: Any, norm: Any)
 
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
-def test_returns_the_first_break_or_else_the_best_point_of_its_walk(norm: Any) -> None:
+def test_returns_the_first_misclassified_point_or_else_the_best_one(norm: Any) -> None:
     model = Curved()
     x = images(30, 1)
     y = predicted(model, x)
@@ -184,7 +184,7 @@ def test_returns_the_first_break_or_else_the_best_point_of_its_walk(norm: Any) -
     assert 3 <= sum(outcomes) <= 27
 
 
-def test_broken_examples_stop_costing_passes() -> None:
+def test_broken_examples_take_no_further_passes() -> None:
     model = Curved()
     x = images(200, 2)
     y = predicted(model, x)
@@ -244,7 +244,7 @@ def test_reaches_the_worst_case_margin_of_a_linear_model(
     assert not (alive & (aimed > 1e-6)).any()
 
 
-def test_starts_on_the_surface_of_the_ball_cut_to_the_box() -> None:
+def test_starts_on_the_surface_of_the_ball_clipped_to_the_box() -> None:
     for norm in ("Linf", "L2"):
         attack = APGD(eps=0.1, norm=norm)  # type: ignore[arg-type]
         x = images(50, 5, 0.3, 0.7)
@@ -262,7 +262,7 @@ def test_starts_on_the_surface_of_the_ball_cut_to_the_box() -> None:
         assert corner.ball.contains(random_start(corner)).all()
 
 
-def test_every_example_has_a_radius_of_its_own() -> None:
+def test_radii_may_differ_between_examples() -> None:
     model = Linear(2)
     x = images(60, 6, 0.3, 0.7)
     y = predicted(model, x)
@@ -307,7 +307,7 @@ class Restless(nn.Module):
         return torch.stack([z, -z], 1)
 
 
-def test_averages_gradients_of_random_models() -> None:
+def test_averages_gradients_of_randomized_models() -> None:
     x = images(100, 8, 0.4, 0.6)
     x = x[((x.flatten(1) - 0.5) @ Restless(0).weight) > 0.1]
     y = torch.zeros(len(x)).long()
@@ -330,7 +330,7 @@ def reachable_by_sign(x: Tensor) -> float:
     return float((-2 * ((x.flatten(1) - 0.5) @ weight) + 2 * 0.02 * weight.abs().sum()).mean())
 
 
-def test_a_point_without_an_answer_is_no_break() -> None:
+def test_nan_logits_do_not_count_as_misclassified() -> None:
     class Torn(Linear):
         """Says NaN wherever the first pixel has grown."""
 
@@ -361,7 +361,7 @@ def test_a_point_without_an_answer_is_no_break() -> None:
         ("apgd:step_size=0.1", "did you mean 'steps'?"),
     ],
 )
-def test_bad_specs_are_one_clear_line(spec: str, message: str) -> None:
+def test_invalid_specs_raise_a_one_line_error(spec: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         build("attack", ATTACKS, spec)
     assert message in str(caught.value)

@@ -69,7 +69,7 @@ TABLE = [
 
 
 class Net(nn.Module):
-    """Convolution, batch norm and dropout: everything an attack could disturb."""
+    """Convolution, batch norm and dropout: everything an attack could change."""
 
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def batch(size: int, channels: int, side: int, num_classes: int, seed: int) -> t
 
 
 def test_table_covers_the_registry() -> None:
-    # A transfer needs a substitute that fits the model: test_transfer.py asks all this of it.
+    # A transfer needs a substitute that fits the model: test_transfer.py has these tests for it.
     assert {type(attack) for attack in TABLE} == set(ATTACKS.values()) - {Transfer}
 
 
@@ -144,7 +144,7 @@ def test_stays_in_ball_and_box(
 
 
 @pytest.mark.parametrize("attack", TABLE, ids=repr)
-def test_leaves_no_trace(attack: BallAttack) -> None:
+def test_the_model_is_restored(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(3, 5)
     x, y = batch(6, 3, 6, 5, 0)
@@ -173,7 +173,7 @@ def test_leaves_no_trace(attack: BallAttack) -> None:
 
 
 @pytest.mark.parametrize("attack", TABLE, ids=repr)
-def test_gives_the_model_back_when_it_fails(attack: BallAttack) -> None:
+def test_the_model_is_restored_after_an_error(attack: BallAttack) -> None:
     model = Net(3, 5).train()
     with pytest.raises(RuntimeError):
         attack.within(Threat.parse("8/255", attack.norms[0]))(model, torch.rand(2, 7, 4, 4), torch.tensor([0, 1]))
@@ -268,7 +268,7 @@ def test_two_class_linear_model_is_broken_exactly_where_it_can_be(
                 assert torch.allclose(margin(y)(model(FGSM(eps=eps)(model, x, y))), reachable, atol=1e-9)
 
 
-def test_per_example_radius_is_honoured_exactly() -> None:
+def test_per_example_radii_are_respected_exactly() -> None:
     weight = torch.tensor([[1.0, -1.0, 2.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
     model = Linear(weight, torch.zeros(2))
     x = torch.full((3, 1, 2, 2), 0.5)
@@ -279,7 +279,7 @@ def test_per_example_radius_is_honoured_exactly() -> None:
     assert torch.allclose((x_adv - x).flatten(1), expected, atol=1e-7)
 
 
-def test_restarts_help_and_leave_broken_examples_alone() -> None:
+def test_restarts_help_and_do_not_change_broken_examples() -> None:
     model = Linear(torch.randn(4, 16, generator=torch.Generator().manual_seed(0)), torch.zeros(4))
     x, _ = batch(200, 1, 4, 4, 1)
     with torch.no_grad():
@@ -338,7 +338,7 @@ def test_losses_against_their_definitions() -> None:
         assert divergence(other)(logits)[i].item() == pytest.approx(kl, abs=1e-6)
 
 
-def test_non_finite_gradients_fall_back_to_the_clean_image() -> None:
+def test_non_finite_gradients_fall_back_to_the_natural_image() -> None:
     class Poisoned(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             flat = x.flatten(1)[:, :3]
@@ -367,7 +367,7 @@ def test_non_finite_gradients_fall_back_to_the_clean_image() -> None:
         ("pgd:norm=L7", "norm = 'L7'"),
     ],
 )
-def test_bad_specs_are_one_clear_line(spec: str, message: str) -> None:
+def test_invalid_specs_raise_a_one_line_error(spec: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         build("attack", ATTACKS, spec)
     assert message in str(caught.value)
@@ -384,7 +384,7 @@ def test_bad_specs_are_one_clear_line(spec: str, message: str) -> None:
         (lambda: PGD(norm="L7"), "PGD: norm = 'L7'"),  # type: ignore[arg-type]
     ],
 )
-def test_bad_settings_of_objects_are_one_clear_line(make: Callable[[], BallAttack], message: str) -> None:
+def test_invalid_settings_of_objects_raise_a_one_line_error(make: Callable[[], BallAttack], message: str) -> None:
     with pytest.raises(InputError) as caught:
         make()
     assert message in str(caught.value)
@@ -399,7 +399,7 @@ def test_specs_reach_the_fields() -> None:
     assert attack == PGD(steps=100, step_size=2 / 255, loss="margin", restarts=2)
 
 
-def test_radius_is_given_once() -> None:
+def test_a_second_radius_must_equal_the_first() -> None:
     with pytest.raises(InputError, match="has no radius"):
         PGD()(Net(3, 5), torch.rand(1, 3, 4, 4), torch.tensor([0]))
     with pytest.raises(InputError, match="set it only once"):

@@ -1,4 +1,4 @@
-"""Several targets and restarts: one after the other or side by side, with the same result."""
+"""Several targets and restarts: in turn or side by side, with the same result."""
 
 # B batch, K classes
 
@@ -40,7 +40,7 @@ def batch(model: nn.Module) -> tuple[Tensor, Tensor]:
     ],
     ids=lambda attack: type(attack).__name__,
 )
-def test_side_by_side_is_one_after_the_other(
+def test_attempts_side_by_side_equal_attempts_in_turn(
     attack: GradientAttack, model: nn.Module, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y = batch
@@ -55,7 +55,7 @@ def test_side_by_side_is_one_after_the_other(
         assert torch.allclose(result, results[0], atol=1e-6)
 
 
-def test_attempts_have_starts_of_their_own(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+def test_attempts_start_at_different_points(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     starts = []
 
@@ -82,7 +82,7 @@ def test_attempts_have_starts_of_their_own(model: nn.Module, batch: tuple[Tensor
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_attempts_of_one_kind_are_one_search_where_there_is_room(
+def test_small_batches_run_attempts_of_the_same_kind_together(
     attack: GradientAttack,
     sizes: list[int],
     model: nn.Module,
@@ -103,7 +103,7 @@ def test_attempts_of_one_kind_are_one_search_where_there_is_room(
     assert seen == sizes
 
 
-def test_what_survives_comes_back_as_near_as_it_came(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+def test_survivors_return_the_image_of_the_highest_margin(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     together = APGD(eps=EPS, steps=8, target="all")(model, x, y, generator=ExampleNoise(0, torch.arange(len(x))))
     reached = margin(y)(model(together))

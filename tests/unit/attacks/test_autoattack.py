@@ -1,4 +1,4 @@
-"""AutoAttack: the attacks of every version, own lists, and that each goes to what the ones before left."""
+"""AutoAttack: the attacks of every version, custom lists, and stages that attack the survivors of those before."""
 
 # B batch, K classes
 
@@ -71,7 +71,7 @@ def test_versions_are_those_of_the_paper(num_classes: int, targets: int) -> None
     ]
 
 
-def test_own_lists_keep_their_order_and_the_settings_of_the_version() -> None:
+def test_custom_lists_keep_their_order_and_the_settings_of_the_version() -> None:
     attack = build("attack", ATTACKS, "autoattack:attacks=square+apgd-dlr,version=plus,steps=7,queries=30")
     assert attack.stages(10) == {"square": Square(queries=30), "apgd-dlr": APGD(loss="dlr", steps=7, restarts=5)}
     assert list(attack.stages(10)) == ["square", "apgd-dlr"]
@@ -93,7 +93,7 @@ def test_own_lists_keep_their_order_and_the_settings_of_the_version() -> None:
         ("autoattack:norm=L1", "norm = 'L1'"),
     ],
 )
-def test_bad_specs_are_one_clear_line(spec: str, message: str) -> None:
+def test_invalid_specs_raise_a_one_line_error(spec: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         build("attack", ATTACKS, spec)
     assert message in str(caught.value)
@@ -121,7 +121,7 @@ def test_breaks_exactly_what_can_be_broken_on_a_linear_model(num_classes: int) -
 
 @pytest.mark.parametrize("version", ["standard", "plus", "rand"])
 @pytest.mark.parametrize("num_classes", [3, 12])
-def test_a_batch_goes_through_the_stages_in_turn(version: Any, num_classes: int) -> None:
+def test_stages_attack_the_survivors_of_those_before(version: Any, num_classes: int) -> None:
     """The same survivors, images and passes as running every stage by hand on what is left."""
     model, x = Linear(num_classes), images(30)
     y = model(x).argmax(1)

@@ -71,7 +71,7 @@ def labels(model: nn.Module, x: Tensor) -> Tensor:
 
 @BOTH
 @pytest.mark.parametrize(("num_classes", "scale"), [(2, 1.0), (2, 100.0), (10, 1.0)])
-def test_closest_is_as_close_as_can_be(attack: CarliniWagner, num_classes: int, scale: float) -> None:
+def test_closest_finds_the_smallest_distance(attack: CarliniWagner, num_classes: int, scale: float) -> None:
     """Also where the logits are large: c finds its own scale.
 
     Among several classes the one in the lead need not have the nearest boundary, and a descent may follow it.
@@ -148,7 +148,7 @@ def test_every_target_in_turn_finds_the_nearest_boundary(attack: CarliniWagner) 
 
 
 @BOTH
-def test_confidence_is_a_lead(attack: CarliniWagner) -> None:
+def test_confidence_is_the_margin_of_the_wrong_class(attack: CarliniWagner) -> None:
     model, x = Linear(3), images(20)
     y = labels(model, x)
     found, distances = replace(attack, confidence=1.5).closest(model, x, y)
@@ -163,7 +163,7 @@ def test_confidence_is_a_lead(attack: CarliniWagner) -> None:
 
 
 @BOTH
-def test_what_is_wrong_already_is_left_alone(attack: CarliniWagner) -> None:
+def test_misclassified_natural_images_are_unchanged(attack: CarliniWagner) -> None:
     model, x = Linear(4), images(12)
     right = labels(model, x)
     y = torch.where(torch.arange(12) % 3 == 0, right, (right + 1) % 4)
@@ -176,7 +176,7 @@ def test_what_is_wrong_already_is_left_alone(attack: CarliniWagner) -> None:
 
 
 @BOTH
-def test_nothing_found_is_infinitely_far(attack: CarliniWagner) -> None:
+def test_the_distance_is_infinite_if_nothing_is_found(attack: CarliniWagner) -> None:
     class Flat(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.tensor([1.0, 0.0, 0.0]) + 0 * x.flatten(1).sum(1, keepdim=True)
@@ -191,7 +191,7 @@ def test_nothing_found_is_infinitely_far(attack: CarliniWagner) -> None:
 
 
 @BOTH
-def test_equal_logits_are_no_dead_end(attack: CarliniWagner) -> None:
+def test_searches_start_from_equal_logits(attack: CarliniWagner) -> None:
     """At a tie the model still answers the label's class, the first of the equals."""
     weight = torch.tensor([[1.0], [-1.0]]) * torch.ones(2, 4)
 
@@ -217,7 +217,7 @@ def test_closest_does_not_depend_on_batching(attack: CarliniWagner) -> None:
 
 
 @BOTH
-def test_closest_leaves_no_trace(attack: CarliniWagner) -> None:
+def test_closest_restores_the_model(attack: CarliniWagner) -> None:
     class Noisy(Linear):
         def __init__(self) -> None:
             super().__init__(3)
@@ -259,13 +259,13 @@ def test_cw_pgd_is_pgd_on_the_margin() -> None:
         (lambda: CWPGD(loss="ce"), "loss = 'ce': input should be 'margin'"),  # type: ignore[arg-type]
     ],
 )
-def test_bad_settings_are_one_clear_line(make: Callable[[], BallAttack], message: str) -> None:
+def test_invalid_settings_raise_a_one_line_error(make: Callable[[], BallAttack], message: str) -> None:
     with pytest.raises(InputError) as caught:
         make()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_the_norm_is_understood() -> None:
+def test_the_default_norm_is_that_of_the_attack() -> None:
     assert CWL2(eps=0.5).threat == Threat.parse(0.5, "L2")
     assert CWLinf(eps="8/255").threat == Threat.parse("8/255", "Linf")

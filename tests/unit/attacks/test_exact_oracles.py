@@ -212,7 +212,7 @@ def test_the_oracle_agrees_with_a_grid(seed: int, norm: Norm) -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(("pixels", "num_classes", "seed"), AFFINE)
-def test_fab_finds_the_truth_on_linear_models(pixels: int, num_classes: int, seed: int, norm: Norm) -> None:
+def test_fab_is_exact_on_linear_models(pixels: int, num_classes: int, seed: int, norm: Norm) -> None:
     model, x, y = affine_problem(pixels, num_classes, seed)
     exact = exact_distances(model, x, y, norm)
     for target in (None, "all"):
@@ -228,9 +228,7 @@ def test_fab_finds_the_truth_on_linear_models(pixels: int, num_classes: int, see
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(("pixels", "hidden", "num_classes", "seed"), TRAINED)
-def test_fab_finds_the_truth_on_trained_networks(
-    pixels: int, hidden: int, num_classes: int, seed: int, norm: Norm
-) -> None:
+def test_fab_is_exact_on_trained_networks(pixels: int, hidden: int, num_classes: int, seed: int, norm: Norm) -> None:
     model, x, y = trained_problem(pixels, hidden, num_classes, seed)
     exact = exact_distances(model, x, y, norm)
     assert np.isfinite(exact).all()

@@ -1,4 +1,4 @@
-"""FAB: the projection against other solvers, its steps against the formulas, and what it promises besides."""
+"""FAB: the projection against other solvers, steps against the formulas, targets, restarts and distances."""
 
 # B batch, D pixels, K classes
 
@@ -122,7 +122,7 @@ def test_projection_goes_to_the_corner_where_the_hyperplane_misses_the_box(
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_projection_survives_extreme_numbers(norm: Norm) -> None:
+def test_projection_is_finite_for_extreme_numbers(norm: Norm) -> None:
     random = torch.Generator().manual_seed(0)
     x, normal = torch.rand(7, 50, generator=random), torch.randn(7, 50, generator=random)
     value = torch.randn(7, generator=random)
@@ -184,7 +184,7 @@ def test_the_nearest_of_many_boundaries_is_found(norm: Norm, num_classes: int) -
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_the_final_search_only_ever_helps(norm: Norm) -> None:
+def test_the_final_search_never_increases_the_distance(norm: Norm) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(24, 30), nn.ReLU(), nn.Linear(30, 4)).double()
     x = torch.rand(30, 2, 3, 4, dtype=torch.float64)
@@ -220,7 +220,7 @@ def test_an_attack_breaks_what_lies_within_the_radius(norm: Norm) -> None:
     assert (effort.forwards[~broken & clear] == 201).all()
 
 
-def test_a_target_costs_one_backward_pass_a_step() -> None:
+def test_a_target_takes_one_backward_pass_per_step() -> None:
     model, x, y = linear_problem(5)
     _, effort = FAB(eps=1e-6, target="most-likely", steps=30).run(AttackCall(model, x, y))
     assert (effort.backwards == 30).all()
@@ -251,7 +251,7 @@ class Step(nn.Module):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_restarts_leave_a_flat_place(norm: Norm) -> None:
+def test_restarts_leave_a_flat_region(norm: Norm) -> None:
     x, y = torch.full((20, 1, 1, 2), 0.5), torch.zeros(20, dtype=torch.long)
     noise = [ExampleNoise(0, torch.arange(20)) for _ in range(3)]
     attack = FAB(eps=0.4, norm=norm, steps=20)
@@ -268,7 +268,7 @@ def test_restarts_leave_a_flat_place(norm: Norm) -> None:
 # The smallest perturbation
 
 
-def test_what_is_wrong_already_is_its_own_answer() -> None:
+def test_misclassified_natural_images_have_distance_zero() -> None:
     model, x, y = linear_problem(3)
     wrong = (y + 1) % 3
     found, distances = FAB(steps=5).closest(model, x, wrong)
@@ -280,7 +280,7 @@ def test_what_is_wrong_already_is_its_own_answer() -> None:
     assert (effort.backwards == 0).all()
 
 
-def test_where_there_is_nothing_to_find() -> None:
+def test_the_distance_is_infinite_if_nothing_is_found() -> None:
     model, x, y = linear_problem(3)
     model.layer.bias.data[0] += 1e6
     found, distances = FAB(steps=5, restarts=2).closest(model, x, torch.zeros_like(y))
@@ -289,7 +289,7 @@ def test_where_there_is_nothing_to_find() -> None:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_class_that_is_the_target_is_left_out(norm: Norm) -> None:
+def test_images_of_the_target_class_are_not_attacked(norm: Norm) -> None:
     model, x, y = linear_problem(3)
     found, distances = FAB(norm=norm, target=1, steps=10).closest(model, x, y)
     assert 0 < int((y == 1).sum()) < len(y)
@@ -316,7 +316,7 @@ def test_closest_does_not_depend_on_batching_or_eps(attack: FAB) -> None:
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_closest_leaves_no_trace(context: type) -> None:
+def test_closest_restores_the_model(context: type) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(24, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(), nn.Linear(9, 4))
     x, y = torch.rand(6, 2, 3, 4), torch.randint(4, (6,))
@@ -347,7 +347,7 @@ def test_closest_leaves_no_trace(context: type) -> None:
         ("fab:num_targets=9", "num_targets needs target=all, got target=None"),
     ],
 )
-def test_bad_settings_are_one_clear_line(spec: str, message: str) -> None:
+def test_invalid_settings_raise_a_one_line_error(spec: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         build("attack", ATTACKS, spec)
     assert message in str(caught.value)

@@ -232,7 +232,7 @@ class SharedRest(nn.Module):
         return torch.cat([torch.full_like(rest[:, :1], 0.4), 0.6 * rest], 1).log()
 
 
-def test_the_first_members_runner_up_blinds_the_search_to_the_others() -> None:
+def test_the_reward_first_member_ignores_other_wrong_classes() -> None:
     """Broken where a rival has two thirds of the rest. The label's own probability says nothing about that."""
     model = SharedRest()
     x = torch.full((20, 1, 3, 3), 0.5, dtype=torch.float64)
@@ -284,7 +284,7 @@ def test_breaks_what_a_smaller_ball_already_holds(
 
 
 @pytest.mark.parametrize("attack", [attack for attack, _ in CHEAP], ids=repr)
-def test_what_is_wrong_already_costs_one_query(attack: BallAttack) -> None:
+def test_a_misclassified_natural_image_takes_one_query(attack: BallAttack) -> None:
     model = Linear(3, 20, 0)
     x = inner_images((8, 1, 5, 4), 0)
     y = (predicted(model, x) + 1) % 3
@@ -316,7 +316,7 @@ def test_memory_is_bounded_and_does_not_change_the_result(
 
 @pytest.mark.parametrize("attack", [attack for attack, _ in CHEAP], ids=repr)
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
-def test_each_example_has_its_own_radius(attack: BallAttack, norm: Norm) -> None:
+def test_radii_may_differ_between_examples(attack: BallAttack, norm: Norm) -> None:
     model = quadratic(12, 7, curvature=0.0, constant=-100.0)
     x = inner_images((3, 3, 2, 2), 7)
     scale = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
@@ -328,7 +328,7 @@ def test_each_example_has_its_own_radius(attack: BallAttack, norm: Norm) -> None
 
 @pytest.mark.parametrize("logits", [[0.0, 0.0, 0.0], [3e38, -3e38, 0.0], [1e30, 1e30, 0.0]])
 @pytest.mark.parametrize("attack", [*(attack for attack, _ in CHEAP), NAttack(population=9, reward="first-member")])
-def test_models_without_a_slope_are_survived(attack: BallAttack, logits: list[float]) -> None:
+def test_models_without_gradients_are_supported(attack: BallAttack, logits: list[float]) -> None:
     class Constant(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.tensor(logits).expand(len(x), -1)
@@ -339,7 +339,7 @@ def test_models_without_a_slope_are_survived(attack: BallAttack, logits: list[fl
     assert bounded.threat.ball(x).contains(x_adv).all()
 
 
-def test_nattack_knows_black_and_white_in_tanh_space() -> None:
+def test_nattack_handles_black_and_white_pixels_in_tanh_space() -> None:
     """They are at infinity there, but for a hair; what is grey still moves."""
     x = torch.tensor([0.0, 1.0, 0.5, 0.5]).repeat(4).view(1, 1, 4, 4)
     model = quadratic(16, 8, curvature=0.0, constant=-100.0).float()
@@ -369,7 +369,7 @@ def test_nattack_knows_black_and_white_in_tanh_space() -> None:
         ("spsa:iteration=7", "did you mean 'iterations'?"),
     ],
 )
-def test_bad_settings_are_one_clear_line(spec: str, message: str) -> None:
+def test_invalid_settings_raise_a_one_line_error(spec: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         build("attack", ATTACKS, spec)
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Steps of a search by the dozen: whoever takes them, the passes of each are counted."""
+"""Repeated steps of a search: passes are counted whatever runs the steps."""
 
 # B batch
 
@@ -39,8 +39,8 @@ def climb(problem: Problem) -> Step:
 
 @pytest.mark.parametrize("times", [0, 1, 2, 7])
 @pytest.mark.parametrize("twice", [False, True])
-def test_passes_that_nobody_sees_are_counted(problem: Problem, times: int, twice: bool) -> None:
-    """Who repeats steps runs most of them without this program, or some of them once more to prepare itself."""
+def test_passes_of_repeated_steps_are_counted(problem: Problem, times: int, twice: bool) -> None:
+    """An optimized copy may run steps without this program, or run some of them twice while recording."""
 
     def unseen(step: Step, state: State, times: int) -> State:
         if twice:

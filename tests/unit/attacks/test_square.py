@@ -125,7 +125,7 @@ def test_bumps_against_their_definition(side: int) -> None:
 )
 @pytest.mark.usefixtures("one_at_a_time")
 @settings(max_examples=60, deadline=None)
-def test_keeps_the_best_of_all_it_asked_and_asks_only_in_the_ball(
+def test_queries_stay_in_the_ball_and_the_best_is_returned(
     channels: int,
     height: int,
     width: int,
@@ -208,7 +208,7 @@ def test_windows_reach_every_corner_of_the_image(place: tuple[int, int]) -> None
 
 
 @pytest.mark.usefixtures("one_at_a_time")
-def test_broken_examples_ask_no_more() -> None:
+def test_broken_examples_take_no_further_queries() -> None:
     x = inner_images((50, 1, 6, 6), 1)
     model = linear(4, 36, 1)
     y = predicted(model, x)
@@ -223,7 +223,7 @@ def test_broken_examples_ask_no_more() -> None:
 
 @pytest.mark.usefixtures("one_at_a_time")
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
-def test_leaving_examples_do_not_disturb_the_others(norm: Norm) -> None:
+def test_finished_examples_do_not_affect_the_others(norm: Norm) -> None:
     x = inner_images((30, 3, 6, 5), 2)
     model = linear(5, 90, 2)
     y = predicted(model, x)
@@ -238,7 +238,7 @@ def test_leaving_examples_do_not_disturb_the_others(norm: Norm) -> None:
 
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
-def test_every_example_searches_its_own_windows_in_its_own_radius(norm: Norm) -> None:
+def test_windows_and_radii_differ_between_examples(norm: Norm) -> None:
     """Twice the same image under two indices: two searches. A radius of 0 holds the image alone."""
     x = inner_images((1, 3, 8, 8), 3).expand(4, -1, -1, -1)
     model = linear(3, 192, 3)
@@ -253,7 +253,7 @@ def test_every_example_searches_its_own_windows_in_its_own_radius(norm: Norm) ->
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_l2_proposals_spend_the_whole_radius(channels: int) -> None:
+def test_l2_proposals_use_the_whole_radius(channels: int) -> None:
     """Away from the box every image asked about lies on the sphere: what one window loses, the other one gets."""
     x = inner_images((6, channels, 9, 7), 4)
     model = linear(3, channels * 63, 4)
@@ -267,7 +267,7 @@ def test_l2_proposals_spend_the_whole_radius(channels: int) -> None:
     assert (lengths > 1e-3 - 1e-12).double().mean() > 0.99
 
 
-def test_l2_spends_elsewhere_what_the_box_cuts_off() -> None:
+def test_l2_uses_the_norm_that_the_box_cuts_off() -> None:
     """On a black image half of every bump is cut off. The model is won by light, wherever it falls."""
     x = torch.zeros(5, 1, 8, 8, dtype=torch.float64)
     weight = torch.stack([-torch.ones(64), torch.ones(64)]).double()
@@ -295,7 +295,7 @@ class Constant(nn.Module):
 @pytest.mark.usefixtures("one_at_a_time")
 @pytest.mark.parametrize("logits", [[0.0, 0.0, 0.0], [3e38, -3e38, 0.0], [math.nan] * 3, [math.inf, math.inf, 0.0]])
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
-def test_models_without_a_slope_are_survived(logits: list[float], norm: Norm) -> None:
+def test_models_without_gradients_are_supported(logits: list[float], norm: Norm) -> None:
     x = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     attack = Square(eps=0.1, norm=norm, queries=70)
     x_adv, effort = attack.run(AttackCall(Constant(logits), x, torch.zeros(3, dtype=torch.long), generator=stream(3)))
@@ -324,7 +324,7 @@ def test_draws_stay_inside_the_image_in_any_precision(dtype: torch.dtype, norm: 
         ("square:steps=5", "unknown setting of attack 'square': 'steps'"),
     ],
 )
-def test_bad_settings_are_one_clear_line(spec: str, message: str) -> None:
+def test_invalid_settings_raise_a_one_line_error(spec: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         build("attack", ATTACKS, spec)
     assert message in str(caught.value)
@@ -333,7 +333,9 @@ def test_bad_settings_are_one_clear_line(spec: str, message: str) -> None:
 
 @pytest.mark.parametrize("queries", [1, 2, 7, 150])
 @pytest.mark.parametrize("loss", ["margin", "ce"])
-def test_running_ahead_changes_nothing(queries: int, loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluating_proposals_ahead_does_not_change_the_result(
+    queries: int, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Several proposals in one pass are the same search: to the last bit, for any number at once."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Flatten(), nn.Linear(2 * 6 * 5, 30), nn.ReLU(), nn.Linear(30, 4)).eval()

@@ -1,4 +1,4 @@
-"""Aiming at a class: which class, on whom, and what is refused."""
+"""Targeted attacks: which classes are targeted, which images are attacked, and invalid targets."""
 
 # B batch, K classes
 
@@ -21,7 +21,7 @@ EPS = 0.45
 AIMED = [PGD(steps=30), PGD(steps=30, loss="margin"), TemperaturePGD(steps=30)]
 """They go on until they reach their target."""
 CONTENT = [PGD(steps=30, loss="dlr"), APGD(steps=30), APGD(steps=30, loss="dlr"), CWPGD(steps=30), FAB(steps=20)]
-"""They aim at a target, but stop at the first wrong class, or may cross another one on the way."""
+"""Attacks that stop at the first wrong class, which may differ from the target."""
 
 
 class Linear(nn.Module):
@@ -64,7 +64,7 @@ def test_likely_and_unlikely_classes(attack: GradientAttack) -> None:
 
 
 @pytest.mark.parametrize("attack", AIMED, ids=repr)
-def test_one_class_for_all_but_its_own_images(attack: GradientAttack) -> None:
+def test_a_class_number_targets_all_images_of_other_classes(attack: GradientAttack) -> None:
     _, y, found = reached(attack, target=3)
     assert torch.equal(found, torch.full_like(y, 3))
     model, (x, y) = Linear(), pictures()
@@ -85,7 +85,7 @@ def test_given_classes(attack: GradientAttack) -> None:
 
 @pytest.mark.parametrize("attack", [*AIMED, *CONTENT], ids=repr)
 @pytest.mark.parametrize("target", ["most-likely", "least-likely", "random", "all", 3])
-def test_every_way_to_aim_breaks_what_can_be_broken(attack: GradientAttack, target: str | int) -> None:
+def test_every_kind_of_target_breaks_what_can_be_broken(attack: GradientAttack, target: str | int) -> None:
     _, y, found = reached(attack, target=target)
     assert torch.equal(found != y, y != target if isinstance(target, int) else y >= 0)
 
@@ -131,7 +131,7 @@ def test_only_the_right_target_breaks_and_all_are_tried_until_one_does(monkeypat
         assert (model(first(model, x, y)).argmax(1) == 0).all()
 
 
-def test_restarts_go_to_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_attack_survivors_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient, "CAPACITY", {False: 1})  # one after the other
     x, y = torch.full((2, 1, 4, 4), 0.4), torch.zeros(2, dtype=torch.int64)
     attack = PGD(eps=0.3, steps=4, target="all", restarts=3, start="zero")
@@ -159,7 +159,7 @@ def test_restarts_go_to_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
         ("autoattack:attacks=apgd-ce+pgd", "pgd"),
     ],
 )
-def test_bad_settings_are_one_clear_line(spec: str, message: str) -> None:
+def test_invalid_settings_raise_a_one_line_error(spec: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         build("attack", ATTACKS, spec)
     assert message in str(caught.value)
@@ -189,7 +189,9 @@ def test_bad_settings_are_one_clear_line(spec: str, message: str) -> None:
     ],
     ids=lambda value: repr(value)[:60],
 )
-def test_bad_targets_are_one_clear_line(attack: GradientAttack, targets: list[int] | None, message: str) -> None:
+def test_invalid_targets_raise_a_one_line_error(
+    attack: GradientAttack, targets: list[int] | None, message: str
+) -> None:
     x, y = pictures(3)
     with pytest.raises(InputError) as caught:
         attack(Linear(), x, y, targets=None if targets is None else torch.tensor(targets))

@@ -1,4 +1,4 @@
-"""The claim of Temperature-PGD (Tian et al. 2021): it beats PGD where the outputs are smooth, and only there."""
+"""Temperature-PGD (Tian et al. 2021) is stronger than PGD on smooth outputs, and only there."""
 
 from __future__ import annotations
 

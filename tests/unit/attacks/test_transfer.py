@@ -1,4 +1,4 @@
-"""Transfer: the images of the attack on the substitute, no question to the model, and an identity that lasts."""
+"""Transfer: images equal those of the attack on the substitute, the model is not queried, and the repr is stable."""
 
 # B batch, K classes
 
@@ -46,7 +46,7 @@ def batch(size: int, channels: int = 1, num_classes: int = 4, seed: int = 0) -> 
 
 
 @pytest.mark.parametrize("crafter", [PGD(steps=3), PGD(steps=2, restarts=3, norm="L2"), FGSM()], ids=repr)
-def test_is_the_attack_on_the_substitute(crafter: PGD | FGSM) -> None:
+def test_images_equal_those_of_the_attack_on_the_substitute(crafter: PGD | FGSM) -> None:
     x, y = batch(9)
     model, substitute = Net(seed=0), Net(seed=1)
     threat = Threat.parse(0.1, crafter.norm or "Linf")
@@ -99,7 +99,7 @@ def test_does_not_depend_on_batching() -> None:
 
 
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_leaves_no_trace_on_either_model(context: type) -> None:
+def test_both_models_are_restored(context: type) -> None:
     x, y = batch(4)
     models = [Net(seed=0).train(), Net(seed=1).train()]
     for model in models:
@@ -125,7 +125,7 @@ def test_models_of_different_types() -> None:
     assert torch.allclose(double, single)
 
 
-def test_identity_is_the_weights() -> None:
+def test_the_repr_contains_a_digest_of_the_weights() -> None:
     one, same, other = (repr(Transfer(substitute=Net(seed=seed))) for seed in (1, 1, 2))
     assert one == same != other
     assert "substitute=Net@" in one
@@ -177,7 +177,7 @@ def test_threat_comes_from_either() -> None:
     assert (within.threat, within.attack_on_substitute.threat) == (Threat.parse("8/255", "L2"),) * 2
 
 
-def test_variants_and_stages_are_those_of_the_crafter() -> None:
+def test_variants_and_stages_are_those_of_the_attack_on_the_substitute() -> None:
     grid = Transfer(substitute=Net(), attack="temperature-pgd:inv_t=2+5")
     assert {name: part.attack for name, part in grid.variants().items()} == TemperaturePGD(inv_t=(2.0, 5.0)).variants()
     assert all(isinstance(part, Transfer) for part in grid.variants().values())
@@ -207,7 +207,7 @@ def test_variants_and_stages_are_those_of_the_crafter() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_one_clear_line(settings: dict[str, object], message: str) -> None:
+def test_invalid_settings_raise_a_one_line_error(settings: dict[str, object], message: str) -> None:
     x, y = batch(2)
     with pytest.raises(InputError) as caught:
         Transfer(**{"eps": 0.1, **settings})(Net(), x, y)  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ def test_what_is_wrong_is_one_clear_line(settings: dict[str, object], message: s
     assert "\n" not in str(caught.value)
 
 
-def test_evaluation_loads_the_substitute_and_asks_the_model_nothing(tmp_path: Path) -> None:
+def test_evaluation_loads_the_substitute_and_does_not_query_the_model(tmp_path: Path) -> None:
     for name, seed in (("standard", 0), ("other", 1)):
         cw.train("digits/standard", out=tmp_path / name, epochs=2, seed=seed)
     target, substitute = str(tmp_path / "standard"), str(tmp_path / "other")

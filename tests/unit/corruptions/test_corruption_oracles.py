@@ -1,4 +1,4 @@
-"""What each corruption does, against closed forms, brute force, scipy and Pillow."""
+"""Each corruption against closed forms, brute force, scipy and Pillow."""
 
 # B batch, C channels, H height, W width
 
@@ -93,7 +93,7 @@ def test_impulse_noise_rate(severity: int, share: float) -> None:
 
 @for_each("side", [32, 64])
 @for_each("severity", SEVERITIES)
-def test_defocus_is_a_softened_disc(severity: int, side: int) -> None:
+def test_defocus_is_a_smoothed_disc(severity: int, side: int) -> None:
     nominal, true = (0.3, 0.4, 0.5, 1.0, 1.5)[severity - 1], (0, 0, 0, 1.6**0.5, (8 / 3) ** 0.5)[severity - 1]
     radius = nominal if side == 32 else true * side / 32
     sigma = (0.4, 0.5, 0.6, 0.2, 0.1)[severity - 1] * side / 32
@@ -117,7 +117,7 @@ def test_smoothing_is_a_gaussian_filter(sigma: float, reach: int, height: int, w
 
 
 @pytest.mark.parametrize(("side", "reach"), [(32, 1), (64, 2)])
-def test_glass_shows_a_random_neighbour(side: int, reach: int) -> None:
+def test_glass_blur_shows_a_random_neighbor(side: int, reach: int) -> None:
     """At severity 1 nothing is smoothed: every pixel is one of those up to d above or left, d - 1 below or right."""
     index = torch.arange(side * side, dtype=torch.float64).view(1, 1, side, side)
     y = corrupt("glass-blur", 1, (index / side**2).expand(40, 3, -1, -1)) * side**2
@@ -150,7 +150,7 @@ def test_a_streak_against_brute_force() -> None:
 
 @for_each("severity", SEVERITIES)
 @for_each("side", [32, 64])
-def test_motion_blur_drags_a_point_sideways(severity: int, side: int) -> None:
+def test_motion_blur_streaks_a_point_sideways(severity: int, side: int) -> None:
     """Only one way, within 45 degrees of the horizontal, by a half normal distribution in whole pixels."""
     y = corrupt("motion-blur", severity, point(side))[:, 0]
     assert torch.allclose(y.sum((1, 2)), torch.ones(64, dtype=torch.float64))
@@ -186,7 +186,7 @@ def test_zoom_blur_is_the_mean_of_magnifications(severity: int) -> None:
 
 @for_each("severity", SEVERITIES)
 @for_each("side", [28, 32, 64])
-def test_snow_whitens_and_falls(severity: int, side: int) -> None:
+def test_snow_whitens_and_streaks(severity: int, side: int) -> None:
     x = picture(20, 3, side, side)
     assert (corrupt("snow", severity, x) >= x - 1e-12).all()
     # Over black the whitening is flat, and what is left is the flakes.
@@ -199,7 +199,7 @@ def test_snow_whitens_and_falls(severity: int, side: int) -> None:
     assert 0 < roughness[0] < 0.8 * roughness[1]
 
 
-def test_it_snows_alike_at_every_size() -> None:
+def test_snow_looks_the_same_at_every_size() -> None:
     for severity in SEVERITIES:
         covers = [float(corrupt("snow", severity, torch.zeros(50, 1, side, side)).mean()) for side in (32, 64, 96)]
         assert covers == pytest.approx([covers[0]] * 3, rel=0.02)
@@ -265,7 +265,7 @@ def test_frost_adds_ice(severity: int) -> None:
     assert corrupt("frost", severity, x).mean() > x.mean() + 0.05
 
 
-def test_ice_is_like_the_photographs() -> None:
+def test_ice_has_the_statistics_of_the_photographs() -> None:
     """Their crops at the scale of CIFAR-10-C: mean 0.63, spread 0.05 to 0.14, neighbours 0.04 to 0.12 apart."""
     for side in (32, 64):
         x = ice(torch.zeros(100, 3, side, side), ExampleNoise(0, torch.arange(100)))
@@ -307,7 +307,7 @@ def test_contrast_shrinks_the_spread_and_keeps_the_mean(severity: int, factor: f
 
 @for_each("severity", SEVERITIES)
 @for_each("shape", [(32, 32), (64, 64), (21, 40)])
-def test_elastic_transform_looks_where_the_displacement_says(severity: int, shape: tuple[int, int]) -> None:
+def test_elastic_transform_samples_at_the_displacement(severity: int, shape: tuple[int, int]) -> None:
     x = picture(3, 1, *shape)
     field = displacement(x, severity, ExampleNoise(0, torch.arange(3)))
     grid = np.mgrid[: shape[0], : shape[1]] + field.numpy()
@@ -350,7 +350,7 @@ def test_elastic_bends_more_with_severity_and_keeps_the_brightness() -> None:
 
 @given(height=st.integers(8, 70), width=st.integers(8, 70), severity=st.sampled_from(SEVERITIES))
 @settings(max_examples=60, deadline=None)
-def test_pixelate_is_pillows_box_filter_there_and_back(height: int, width: int, severity: int) -> None:
+def test_pixelate_equals_pillows_box_filter(height: int, width: int, severity: int) -> None:
     x = picture(1, 1, height, width, dtype=torch.float32)
     share = (0.95, 0.9, 0.85, 0.75, 0.65)[severity - 1]
     for size in (height, width):
@@ -368,7 +368,7 @@ def test_pixelate_is_pillows_box_filter_there_and_back(height: int, width: int, 
 
 @for_each("channels", [1, 3])
 @for_each(("severity", "quality"), list(enumerate((80, 65, 58, 50, 40), 1)))
-def test_jpeg_is_pillows(severity: int, quality: int, channels: int) -> None:
+def test_jpeg_equals_that_of_pillow(severity: int, quality: int, channels: int) -> None:
     x = (picture(2, channels, 19, 30, dtype=torch.float32) * 255).round() / 255
     found = corrupt("jpeg-compression", severity, x)
     for image, result in zip(x, found, strict=True):

@@ -1,4 +1,4 @@
-"""Every corruption at every severity: shape, type, range, reproducibility; and the specs that ask for them."""
+"""Every corruption at every severity: shape, dtype, range, reproducibility, and specs."""
 
 # B batch, C channels, H height, W width
 
@@ -63,7 +63,7 @@ def test_keeps_shape_type_and_range(corruption: Corruption) -> None:
 
 
 @for_each("corruption", ALL, ids=lambda c: c.key)
-def test_depends_on_seed_and_index_alone(corruption: Corruption) -> None:
+def test_results_depend_on_seed_and_index_only(corruption: Corruption) -> None:
     """Bit for bit, whatever the batch; and what is random differs between examples and seeds."""
     x = images(1, 3, 24, 33).repeat(7, 1, 1, 1)
     whole = corruption(x, generator=streams(7))
@@ -105,7 +105,7 @@ def test_a_gpu_makes_the_same_images() -> None:
 
 
 @for_each("kind", [kind for kind in CORRUPTIONS if kind not in FAMILIES["noise"]])
-def test_grey_images_stay_grey(kind: str) -> None:
+def test_gray_images_stay_gray(kind: str) -> None:
     """A grey image in three channels and in one are corrupted alike; only noise is drawn for every channel."""
     grey = images(3, 1, 32, 32)
     for severity in SEVERITIES:
@@ -139,14 +139,14 @@ def test_flat_images_stay_flat_where_pixels_only_move(kind: str, severity: int) 
 
 @for_each("corruption", ALL, ids=lambda c: c.key)
 @for_each("value", [0.0, 1.0])
-def test_black_and_white_images_are_no_trouble(corruption: Corruption, value: float) -> None:
+def test_black_and_white_images_give_finite_results(corruption: Corruption, value: float) -> None:
     y = corruption(torch.full((2, 3, 16, 16), value), generator=streams(2))
     assert y.isfinite().all()
     assert y.min() >= 0
     assert y.max() <= 1
 
 
-def test_no_images_are_no_trouble() -> None:
+def test_an_empty_batch_gives_an_empty_batch() -> None:
     for corruption in ALL:
         x = torch.rand(0, 3, 16, 16)
         assert corruption(x, generator=streams(0)).shape == x.shape
@@ -186,7 +186,7 @@ def test_specs_select() -> None:
         ("corruptions:kind=", "unknown corruption ''"),
     ],
 )
-def test_bad_specs_are_one_clear_line(spec: str, message: str) -> None:
+def test_invalid_specs_raise_a_one_line_error(spec: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         make_corruptions(spec)
     assert message in str(caught.value)
@@ -204,7 +204,7 @@ def test_bad_specs_are_one_clear_line(spec: str, message: str) -> None:
         (torch.full((1, 3, 16, 16), torch.nan), "images in [0, 1], got values from nan to nan"),
     ],
 )
-def test_bad_images_are_one_clear_line(x: Tensor, message: str) -> None:
+def test_invalid_images_raise_a_one_line_error(x: Tensor, message: str) -> None:
     with pytest.raises(InputError) as caught:
         Corruption(kind="fog", severity=1)(x)
     assert message in str(caught.value)

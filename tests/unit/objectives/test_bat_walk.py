@@ -1,4 +1,4 @@
-"""Balance adversarial training: which points of the way it takes."""
+"""Balance adversarial training: the two points of the path that it uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Line(nn.Module):
 @pytest.mark.parametrize(
     ("tau", "after"), [(0, [0.51, 0.6, 0.31, 0.6]), (1, [0.61, 0.7, 0.31, 0.6]), (2, [0.61, 0.8, 0.31, 0.6])]
 )
-def test_the_way_of_four_points_by_hand(tau: int, after: list[float]) -> None:
+def test_both_points_of_a_path_by_hand(tau: int, after: list[float]) -> None:
     """Label 0, steps of 0.1 upwards within 0.3 of the image, four steps.
 
     0.31 goes 0.41, 0.51, 0.61, 0.61: the last correct point is 0.41, the first wrong one 0.51. 0.6 is wrong from the
@@ -54,7 +54,7 @@ def walk(model: nn.Module, x: Tensor, start: Tensor, y: int, steps: int, size: f
 
 
 @pytest.mark.parametrize("tau", [1, 2])
-def test_points_equal_those_of_a_walk_image_by_image(tau: int) -> None:
+def test_points_equal_those_of_single_images(tau: int) -> None:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, 3)).double()
     for parameter in model.parameters():
@@ -80,7 +80,7 @@ def test_points_equal_those_of_a_walk_image_by_image(tau: int) -> None:
     assert {None, 0} < crossings  # never, from the start, and on the way
 
 
-def test_it_does_not_aim() -> None:
+def test_targets_are_refused() -> None:
     controls = replace(ClassControls.uniform(2), targets=torch.eye(2).flip(0))
     with pytest.raises(InputError, match="objective 'bat' does not support policies that set targets"):
         BAT(attack=replace(BAT().attack, eps=0.1)).perturb(

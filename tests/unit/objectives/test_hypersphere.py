@@ -1,4 +1,4 @@
-"""Hypersphere embedding: head, scales, margin, twins, averages, and a run from recipe to evaluation."""
+"""Hypersphere embedding: head, scales, margin, optimized copies, averages, and a run from recipe to evaluation."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_cosines_keep_their_bits_in_lower_precision() -> None:
 
 
 @for_each("name", MODELS)
-def test_every_architecture_takes_the_head(name: str) -> None:
+def test_every_architecture_supports_the_head(name: str) -> None:
     assert "head" in settings_of(MODELS[name])
     channels = 1 if name in ("digits-cnn", "small-cnn") else 3
     size = "depth=10,width=1," if name == "wide-resnet" else ""
@@ -80,7 +80,7 @@ def test_every_architecture_takes_the_head(name: str) -> None:
         build_model(f"{name}:head=round")
 
 
-def test_a_model_without_a_linear_layer_has_no_place_for_it() -> None:
+def test_a_model_without_a_linear_layer_is_refused() -> None:
     with pytest.raises(InputError, match="no last linear layer"):
         with_hypersphere(nn.Sequential(nn.Conv2d(1, 2, 3)))
     with pytest.raises(InputError, match="no last linear layer"):
@@ -110,7 +110,7 @@ def test_scale_of_the_largest_probability_by_hand() -> None:
 
 
 @given(st.floats(0.2, 0.99), st.sampled_from([10, 100, 1000]))
-def test_the_closed_form_is_what_the_paper_solves_for(probability: float, num_classes: int) -> None:
+def test_the_closed_form_solves_equation_3(probability: float, num_classes: int) -> None:
     """Eq. 3 in the extreme case by Powell's method, and by the softmax of such logits."""
     scale = scale_for(probability, num_classes)
 
@@ -157,7 +157,7 @@ def test_the_margin_is_in_the_loss_only() -> None:
     assert (terms.adv > plain.adv).all()
 
 
-def test_before_an_epoch_the_scale_is_set_in_the_model() -> None:
+def test_the_scale_is_set_before_each_epoch() -> None:
     model = build_model("digits-cnn:head=hypersphere")
     buffer = head_of(model).scale
     HypersphereEmbedding(schedule="lis").on_epoch(model, 51)
@@ -166,7 +166,7 @@ def test_before_an_epoch_the_scale_is_set_in_the_model() -> None:
     assert buffer.item() == model.state_dict()["linear.scale"].item()
 
 
-def test_a_head_of_ones_own_is_as_good() -> None:
+def test_any_head_with_a_scale_buffer_is_supported() -> None:
     class Mine(nn.Linear):
         def __init__(self) -> None:
             super().__init__(4, 2)
@@ -184,7 +184,7 @@ def sphere_resnet() -> nn.Module:
     return model.eval()
 
 
-def test_a_twin_follows_scale_and_weights() -> None:
+def test_an_optimized_copy_follows_scale_and_weights() -> None:
     model, x = sphere_resnet(), torch.rand(4, 3, 16, 16)
     twin = make_optimized_copy(model, x, lowered=False)
     assert twin is not None
@@ -201,7 +201,7 @@ def test_a_twin_follows_scale_and_weights() -> None:
         assert not torch.allclose(twin(x), before, atol=1.0)
 
 
-def test_the_head_of_a_twin_in_bfloat16_keeps_its_bits() -> None:
+def test_the_head_of_an_optimized_copy_in_bfloat16_stays_in_float32() -> None:
     """Only the head is asked here: not every CPU has the products of a body in bfloat16."""
     model, z = sphere_resnet(), torch.randn(4, 512)
     body = folded(copy.deepcopy(model))
@@ -235,14 +235,14 @@ def test_scales_grow_in_a_run_and_are_saved(schedule: str, scale: float, tmp_pat
     assert head_of(load_model(f"{tmp_path}@last")).scale.item() == pytest.approx(scale)
 
 
-def test_a_model_without_the_head_is_refused_before_anything_starts() -> None:
+def test_a_model_without_the_head_is_refused_before_training() -> None:
     recipe = load_recipe("digits/madry", {"objective": HE})
     with pytest.raises(InputError, match='needs a hypersphere head: set head = "hypersphere"') as caught:
         make_plan(recipe, torch.device("cpu"))
     assert "\n" not in str(caught.value)
 
 
-def test_an_average_takes_over_the_scale() -> None:
+def test_a_weight_average_has_the_scale_of_the_model() -> None:
     from classwise.training.averaging import WeightAverage
 
     model = build_model("digits-cnn:head=hypersphere")

@@ -183,7 +183,7 @@ def test_table_covers_the_registry() -> None:
 
 
 @EVERY
-def test_batch_norm_sees_just_the_stated_passes(
+def test_batch_norm_is_updated_by_the_stated_passes_only(
     objective: Objective, passes: int, beta: float, reference: object
 ) -> None:
     model = net(objective).train()
@@ -330,7 +330,7 @@ def test_a_recipe_trains_with_it(objective: str, beta: float, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", [Standard, Madry, Trades])
-def test_smoothing_is_that_of_torch(kind: type[Standard | Madry | Trades]) -> None:
+def test_smoothing_equals_that_of_torch(kind: type[Standard | Madry | Trades]) -> None:
     objective = kind(smoothing=0.25)
     x, y = batch()
     model = net(objective).eval()
@@ -362,7 +362,7 @@ def test_smoothing_is_that_of_torch(kind: type[Standard | Madry | Trades]) -> No
         (lambda: HypersphereEmbedding(schedule="lis", epochs=0), "epochs must be at least 1, got 0"),
     ],
 )
-def test_bad_settings_are_one_line(make: Callable[[], Objective], message: str) -> None:
+def test_invalid_settings_raise_a_one_line_error(make: Callable[[], Objective], message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
@@ -379,7 +379,7 @@ def test_mart_by_hand() -> None:
     assert terms.beta == 5.0
 
 
-def test_away_from_training_free_moves_the_images_alone() -> None:
+def test_outside_training_free_updates_the_images_only() -> None:
     """Loss after three steps of gradient descent against the label, by hand, from the same start."""
     objective = bounded(Free(replays=4))
     model, (x, y) = net(objective).eval(), batch()

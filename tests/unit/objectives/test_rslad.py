@@ -1,4 +1,4 @@
-"""Distillation: the attack beside that of TRADES, temperatures by class, ABSLD's by hand, and a student that learns."""
+"""Distillation: the attack against that of TRADES, temperatures per class, ABSLD by hand, and a trained student."""
 
 # B batch, K classes
 
@@ -122,7 +122,7 @@ def test_temperatures_by_hand() -> None:
         (lambda: ABSLD(low=2), "must satisfy 0 < low <= 1 <= high, got 2 and 5.0"),
     ],
 )
-def test_impossible_settings(make: Any, message: str) -> None:
+def test_invalid_settings_raise_an_error(make: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
 
@@ -139,7 +139,7 @@ def test_a_student_learns_from_a_run(tmp_path: Path) -> None:
     assert all({"temperature_nat", "temperature_adv"} <= controls.keys() for controls in later)
 
 
-def test_what_cannot_teach_starts_nothing(tmp_path: Path) -> None:
+def test_an_invalid_teacher_is_refused_before_training(tmp_path: Path) -> None:
     for teacher, complaint in ((None, "needs a teacher"), (str(tmp_path / "nobody"), "nobody")):
         with pytest.raises(InputError, match=complaint):
             cw.train("digits/trades", out=tmp_path / "run", objective={"name": "rslad", "teacher": teacher})

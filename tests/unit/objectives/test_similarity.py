@@ -1,4 +1,4 @@
-"""The similarity of class logits."""
+"""The similarity of class logits by hand and at zero."""
 
 from __future__ import annotations
 

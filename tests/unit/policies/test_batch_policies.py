@@ -1,4 +1,4 @@
-"""Policies that weigh every batch: the solver against scipy and its optimality conditions, and batches by hand."""
+"""Policies that weight every batch: the solver against scipy and its optimality conditions, and batches by hand."""
 
 # B batch, K classes
 
@@ -51,7 +51,7 @@ def by_scipy(means: np.ndarray, radius: float) -> np.ndarray:
 @for_each("num_classes", [2, 10, 100])
 @for_each("radius", [0.05, 0.5, 2.0])
 @for_each("seed", range(4))
-def test_mixture_is_scipys(num_classes: int, radius: float, seed: int) -> None:
+def test_mixture_equals_that_of_scipy(num_classes: int, radius: float, seed: int) -> None:
     means = 3 * np.random.default_rng(seed).normal(size=num_classes)
     p = worst_mixture(torch.tensor(means), every(num_classes), radius).numpy()
     assert p == pytest.approx(by_scipy(means, radius), abs=1e-6)  # the solver's precision; ours is tested below
@@ -78,7 +78,7 @@ def test_mixture_meets_the_optimality_conditions(radius: float, means: list[int]
 
 @given(means=st.lists(st.floats(-50, 50), min_size=2, max_size=20), radius=st.sampled_from([0.05, 0.5, 2.0]))
 @settings(deadline=None, max_examples=60)
-def test_mixture_favours_the_worse_and_stays_within_the_radius(means: list[float], radius: float) -> None:
+def test_mixture_prefers_worse_classes_and_stays_within_the_radius(means: list[float], radius: float) -> None:
     given = torch.tensor(means, dtype=torch.float64)
     p = worst_mixture(given, every(len(means)), radius)
     assert p.isfinite().all()
@@ -119,7 +119,7 @@ def test_the_most_extreme_mixture_is_finite(dtype: torch.dtype) -> None:
         assert math.log(p[7]) == pytest.approx(-200 - 99 * math.log(100 / 99) - math.log(100), rel=1e-12)
 
 
-def test_absent_classes_have_no_say() -> None:
+def test_absent_classes_are_ignored() -> None:
     means = torch.tensor([1.0, 99.0, -1.0, -99.0], dtype=torch.float64)
     p = worst_mixture(means, torch.tensor([True, False, True, False]), 0.5)
     alone = worst_mixture(means[[0, 2]], every(2), 0.5)
@@ -174,7 +174,7 @@ def test_faal_loss_of_a_balanced_batch_is_the_mixture_of_class_means() -> None:
     assert loss.item() == pytest.approx(p @ class_means, abs=1e-5)
 
 
-def test_faal_looks_at_no_value_on_the_host() -> None:
+def test_faal_does_not_synchronize_with_the_host() -> None:
     """Tensors without values refuse to be looked at, as a CUDA graph does."""
     with FakeTensorMode():
         logits, y = torch.empty(16, 10), torch.empty(16, dtype=torch.int64)
@@ -182,7 +182,7 @@ def test_faal_looks_at_no_value_on_the_host() -> None:
         assert FAAL().on_batch(made, y).weight_adv.shape == (10,)
 
 
-def test_faal_refuses_what_it_cannot_use() -> None:
+def test_faal_refuses_invalid_settings() -> None:
     with pytest.raises(InputError, match="radius must be positive, got 0"):
         FAAL(radius=0)
     clean = LossTerms(nat=torch.zeros(2), adv=torch.zeros(2), beta=0.0, logits_nat=torch.zeros(2, 3))

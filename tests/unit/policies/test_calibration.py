@@ -1,4 +1,4 @@
-"""Policies that turn the radius and the strength of the regulariser, by hand."""
+"""Policies that set the radius and the strength of the regularizer, by hand."""
 
 # B batch, K classes
 
@@ -77,7 +77,7 @@ def test_beta_vector_is_equation_5() -> None:
     ],
     ids=str,
 )
-def test_beta_vector_refuses_what_makes_no_sense(beta: object, line: str) -> None:
+def test_beta_vector_refuses_invalid_settings(beta: object, line: str) -> None:
     with pytest.raises(InputError, match=line):
         build("policy", POLICIES, {"name": "beta-vector", "beta": beta}).start(ANIMALS)
 
@@ -137,7 +137,7 @@ def test_cfa_by_hand() -> None:
         assert torch.equal(controls.weight_adv, controls.weight_nat)
 
 
-def test_cfa_loss_is_the_paper_s_times_one_plus_beta() -> None:
+def test_cfa_loss_is_that_of_the_paper_times_one_plus_beta() -> None:
     policy = CFA(begin=1)
     policy.start(ANIMALS)
     controls = policy.on_epoch_end(statistics(robust=[0.2, 0.6, 0.9]), NOTHING, 1)
@@ -151,7 +151,7 @@ def test_cfa_loss_is_the_paper_s_times_one_plus_beta() -> None:
     assert found.item() == pytest.approx(expected.item())
 
 
-def test_cfa_without_a_natural_term_turns_the_radius_only() -> None:
+def test_cfa_without_a_natural_term_sets_the_radius_only() -> None:
     policy = CFA(begin=1)
     policy.start(Task(classes=ANIMALS.classes, beta=1.0))
     controls = policy.on_epoch_end(statistics(robust=[0.2, 0.6, 0.9], natural=False), NOTHING, 1)
@@ -235,6 +235,6 @@ def test_dafa_moves_nothing_to_or_from_a_class_without_examples() -> None:
         ("dafa:warmup=0", "warmup must be at least 1, got 0"),
     ],
 )
-def test_calibration_refuses_what_makes_no_sense(spec: str, line: str) -> None:
+def test_calibration_refuses_invalid_settings(spec: str, line: str) -> None:
     with pytest.raises(InputError, match=line):
         build("policy", POLICIES, spec)

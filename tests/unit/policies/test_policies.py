@@ -1,4 +1,4 @@
-"""Every policy: permuted classes, saved state, absent classes, any K, and only what it says it uses and turns."""
+"""Every policy: permuted classes, saved state, absent classes, any K, and only the declared statistics and controls."""
 
 # B batch, K classes
 
@@ -253,7 +253,7 @@ def test_saved_state_continues_where_it_stopped(policy: Policy, stop: int) -> No
 
 
 @for_each("policy", TABLE, ids=repr)
-def test_starting_again_forgets_what_was(policy: Policy) -> None:
+def test_start_resets_the_state(policy: Policy) -> None:
     again = fresh(policy)
     course(again, Scene(num_classes=4), range(5, 9))
     for one, two in zip(course(fresh(policy), Scene(num_classes=6)), course(again, Scene(num_classes=6)), strict=True):
@@ -263,7 +263,7 @@ def test_starting_again_forgets_what_was(policy: Policy) -> None:
 @for_each("policy", TABLE, ids=repr)
 @for_each("natural", [True, False], ids=["trades", "madry"])
 @for_each(("train", "val"), [((), (2,)), ((2,), ()), ((2,), (2,)), ((1,), (2,)), ((), (0, 1, 2, 3))], ids=str)
-def test_a_class_without_examples_does_no_harm(
+def test_a_class_without_examples_gives_finite_controls(
     policy: Policy, train: tuple[int, ...], val: tuple[int, ...], natural: bool
 ) -> None:
     """Controls stay finite, and the loss of the examples there are keeps its scale."""
@@ -276,7 +276,7 @@ def test_a_class_without_examples_does_no_harm(
 
 
 @for_each("kind", POLICIES.values(), ids=POLICIES.keys())
-def test_turns_are_the_controls_that_move(kind: type[Policy]) -> None:
+def test_turns_lists_the_controls_that_change(kind: type[Policy]) -> None:
     plain, moved = parts(ClassControls.uniform(10)), set()
     # What a setting chooses between may turn this or that, so all rows of a policy count together.
     for policy, natural in itertools.product([policy for policy in TABLE if type(policy) is kind], (True, False)):
@@ -288,7 +288,7 @@ def test_turns_are_the_controls_that_move(kind: type[Policy]) -> None:
 
 @for_each("policy", TABLE, ids=repr)
 @for_each("natural", [True, False], ids=["trades", "madry"])
-def test_nothing_but_what_a_policy_uses_matters(policy: Policy, natural: bool) -> None:
+def test_uses_lists_the_statistics_that_matter(policy: Policy, natural: bool) -> None:
     for name in policy.uses:
         source, _, statistic = name.partition(".")
         assert hasattr({"train": ClassStats, "val": ClassStats, "batch": LossTerms}[source], statistic), name
@@ -340,7 +340,7 @@ def test_wat_refuses_a_rate_that_is_not_positive() -> None:
         WAT(eta=0)
 
 
-def test_wat_gives_no_weight_to_a_class_without_examples() -> None:
+def test_wat_excludes_a_class_without_examples() -> None:
     policy = WAT(eta=0.3)
     policy.start(task(3))
     controls = policy.on_epoch_end(stats([1.0, 0.0, 1.0], [10, 0, 10]), stats([1.0, 0.0, 2.0], [5, 0, 5]), 1)

@@ -1,4 +1,4 @@
-"""Policies that turn weights, by hand over three epochs; the worst distribution against a solver."""
+"""Policies that set loss weights, by hand over three epochs; the worst distribution against a solver."""
 
 # K classes
 
@@ -61,7 +61,7 @@ def test_csl_weights_by_hand() -> None:
 
 
 @pytest.mark.parametrize("critical", ["cat", "0", 0])
-def test_csl_lifts_a_critical_class_by_hand(critical: str | int) -> None:
+def test_csl_raises_the_weight_of_a_critical_class_by_hand(critical: str | int) -> None:
     """K = 3, gamma = 0.5, class 0 is critical.
 
     Epoch 1: a = (0.2, 0.4, 0.8), best 0.8; (0.8 − 0.2)/0.8 = 0.75; w = (1.375, 1, 1), sum 27/8; times 3 · 8/27 that is
@@ -85,7 +85,7 @@ def test_csl_waits_while_no_class_is_robust() -> None:
         assert torch.equal(controls.weight_nat, torch.ones(3))
 
 
-def test_csl_measures_by_the_classes_it_can_train() -> None:
+def test_csl_averages_over_classes_in_training() -> None:
     """Class 1 is not in training, so its accuracy of 0 counts for nothing: the mean of (0.2, 0.6) is 0.4."""
     policy, train = CSL(gamma=0.5), accuracies([0.5] * 3)
     policy.start(task(3))
@@ -94,7 +94,7 @@ def test_csl_measures_by_the_classes_it_can_train() -> None:
     assert controls.weight_nat.tolist() == pytest.approx([1.25, 1.0, 0.75])
 
 
-def test_csl_refuses_what_makes_no_sense() -> None:
+def test_csl_refuses_invalid_settings() -> None:
     with pytest.raises(InputError, match="gamma must be positive, got 0"):
         CSL(gamma=0)
     with pytest.raises(InputError, match="unknown class 'cot': did you mean 'cat'"):
@@ -160,7 +160,7 @@ def test_frl_floors_negative_weights() -> None:
     assert controls.weight_nat.tolist() == pytest.approx([4.0, 0.0, 0.0, 0.0])
 
 
-def test_frl_fine_tunes_with_a_slack_of_its_own() -> None:
+def test_frl_fine_tunes_and_remargin_has_its_own_delta() -> None:
     assert FRLReweight.fine_tunes
     assert FRLRemargin.fine_tunes
     assert (FRLReweight().delta, FRLRemargin().delta) == (0.1, 0.07)
@@ -177,7 +177,7 @@ def test_frl_fine_tunes_with_a_slack_of_its_own() -> None:
         ("chi-square:rho=-1", "rho must not be negative, got -1.0"),
     ],
 )
-def test_refuses_what_makes_no_sense(spec: str, line: str) -> None:
+def test_invalid_settings_are_refused(spec: str, line: str) -> None:
     with pytest.raises(InputError, match=line):
         build("policy", POLICIES, spec)
 
@@ -206,7 +206,7 @@ def test_chi_square_weights_class_means_where_classes_differ_in_size() -> None:
     assert controls.weight_nat.tolist() == pytest.approx([0.5 * 40 / 60, 1.5 * 40 / 20])
 
 
-def test_classes_that_tie_are_weighted_alike() -> None:
+def test_classes_that_tie_have_equal_weights() -> None:
     """The mean of three times 0.1 is not 0.1 in floating point; that difference is no reason to prefer a class."""
     assert torch.equal(worst_weights(torch.full((3,), 0.1, dtype=torch.float64), 1.0), torch.ones(3).double())
 
@@ -214,7 +214,7 @@ def test_classes_that_tie_are_weighted_alike() -> None:
 @for_each("num_classes", [2, 3, 5, 10])
 @for_each("rho", [0.0, 0.01, 0.5, 1.0, 3.0, 50.0])
 @for_each("seed", [0, 1])
-def test_the_worst_distribution_is_what_a_solver_finds(num_classes: int, rho: float, seed: int) -> None:
+def test_the_worst_distribution_equals_that_of_a_solver(num_classes: int, rho: float, seed: int) -> None:
     loss = np.random.default_rng(seed).exponential(size=num_classes)
     ours = worst_weights(torch.from_numpy(loss), rho).numpy()
     assert ours.min() >= 0

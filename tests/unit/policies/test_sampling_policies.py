@@ -1,4 +1,4 @@
-"""Policies that draw classes: hand-computed sequences, absent classes, and what training really draws."""
+"""Policies that sample classes: hand-computed sequences, absent classes, and the classes drawn in training."""
 
 # K classes
 
@@ -36,7 +36,7 @@ def started(num_classes: int = 2, **settings: Any) -> CFOL:
     return policy
 
 
-def test_cfol_draws_by_hand() -> None:
+def test_cfol_sampling_by_hand() -> None:
     """K = 2, gamma = 1/2, eta = ln 2 / 4.
 
     Epoch 1, every example once: errors (1, 3) at p = (1/2, 1/2) add ln 2 / 4 · (2, 6); the scores differ by ln 2, so
@@ -91,7 +91,7 @@ def test_cfol_gives_no_share_to_a_class_without_examples() -> None:
             assert 0.25 < shares[0] < shares[2] < 0.75
 
 
-def test_cfol_keeps_a_class_that_chance_passed_over() -> None:
+def test_cfol_keeps_a_class_that_was_not_sampled() -> None:
     policy = started(3, eta=0.1, gamma=0.3)
     policy.on_epoch_end(errors([5, 1, 5], [10, 10, 10]), ClassStats.zeros(3), 1)
     controls = policy.on_epoch_end(errors([5, 0, 5], [15, 0, 15]), ClassStats.zeros(3), 2)
@@ -129,7 +129,7 @@ def test_cfol_as_a_spec() -> None:
         build("policy", {"cfol": CFOL}, "cfol:mode=weights")
 
 
-def test_a_training_draws_as_cfol_says(tmp_path: Path) -> None:
+def test_training_samples_classes_by_the_distribution_of_cfol(tmp_path: Path) -> None:
     cw.train(
         "digits/madry",
         out=tmp_path,

@@ -1,4 +1,4 @@
-"""Policies that aim the training attack: hand-computed rows, how targets are drawn, and how attacks take them."""
+"""Policies that set targets: hand-computed rows, how targets are drawn, and how attacks use them."""
 
 # B batch, K classes
 
@@ -127,7 +127,7 @@ def test_targeted_at_one_class(aim: str | int) -> None:
     assert policy.on_epoch_end(ClassStats.zeros(3), attacked([[0, 9, 0], [0, 9, 0], [0, 0, 9]]), 1) is None
 
 
-def test_targeted_passes_over_classes_without_validation_images() -> None:
+def test_targeted_skips_classes_without_validation_images() -> None:
     policy = Targeted()
     policy.start(ANIMALS)
     assert rows(policy.on_epoch_end(ClassStats.zeros(3), ClassStats.zeros(3), 1)) == near(EVEN)
@@ -135,7 +135,7 @@ def test_targeted_passes_over_classes_without_validation_images() -> None:
     assert rows(policy.on_epoch_end(ClassStats.zeros(3), val, 2)) == near([[0, 0.5, 0.5], [1, 0, 0], [1, 0, 0]])
 
 
-def test_bad_settings_are_one_clear_line() -> None:
+def test_invalid_settings_raise_a_one_line_error() -> None:
     with pytest.raises(InputError, match="lambda_r must be positive, got 0"):
         FairTAT(lambda_r=0)
     with pytest.raises(InputError, match="sharpness must not be negative, got -1"):
@@ -153,7 +153,7 @@ SHARES = st.lists(st.integers(0, 5), min_size=2, max_size=12).filter(any)
 
 @pytest.mark.parametrize("source", ["generator", "streams"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_draws_follow_the_shares(source: str, dtype: torch.dtype) -> None:
+def test_draws_follow_the_distribution(source: str, dtype: torch.dtype) -> None:
     n, shares = 20_000, torch.tensor([0, 0.05, 0.3, 0, 0.5, 0.15, 0], dtype=dtype)
     random: Randomness = torch.Generator().manual_seed(2) if source == "generator" else ExampleNoise(2, torch.arange(n))
     counts = torch.bincount(draw(shares.expand(n, -1), random), minlength=7)
@@ -182,7 +182,7 @@ def stuck(value: float) -> ExampleNoise:
 @example(shares=[0, 1, 0, 1, 2], place=32)
 @given(shares=SHARES, place=st.integers(0, 63))
 @settings(deadline=None, max_examples=200)
-def test_draws_are_the_inverse_of_the_cumulated_shares(shares: list[int], place: int) -> None:
+def test_draws_invert_the_cumulative_distribution(shares: list[int], place: int) -> None:
     """In whole numbers, without rounding: the first class whose cumulated share exceeds the place, of 64 places."""
     (found,) = draw(torch.tensor([shares], dtype=torch.float64), stuck(place / 64)).tolist()
     limits = list(itertools.accumulate(shares))
@@ -193,7 +193,7 @@ def test_draws_are_the_inverse_of_the_cumulated_shares(shares: list[int], place:
 @pytest.mark.parametrize("value", [0.0, 2**-24, 1 - 2**-24, 1.0])
 @given(shares=st.lists(st.one_of(st.just(0.0), st.floats(1e-30, 1e6)), min_size=2, max_size=12).filter(any))
 @settings(deadline=None, max_examples=40)
-def test_no_class_without_a_share_is_drawn(dtype: torch.dtype, value: float, shares: list[float]) -> None:
+def test_a_class_of_probability_zero_is_never_drawn(dtype: torch.dtype, value: float, shares: list[float]) -> None:
     """Not even where rounding puts the place at the end of all shares, or at their beginning."""
     table = torch.tensor([shares, shares[::-1]], dtype=dtype)
     found = draw(table, stuck(value))
@@ -232,7 +232,7 @@ def pictures(size: int = 60, num_classes: int = 3) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("objective", [Madry(), Trades(attack=PGD(steps=10, loss="margin"))], ids=repr)
-def test_training_attacks_go_where_the_controls_aim(objective: Madry | Trades) -> None:
+def test_training_attacks_approach_the_targets_of_the_controls(objective: Madry | Trades) -> None:
     model, (x, y) = Linear(3), pictures()
     objective = replace(objective, attack=replace(objective.attack, eps=0.45))
     controls = Targeted(aim="dog").start(ANIMALS)
@@ -242,7 +242,7 @@ def test_training_attacks_go_where_the_controls_aim(objective: Madry | Trades) -
     assert set(found[y == 1].tolist()) == {0, 2}
 
 
-def test_shares_are_drawn_from_the_streams_of_the_attack() -> None:
+def test_targets_are_drawn_from_the_random_streams_of_the_attack() -> None:
     model, (x, y) = Linear(3), pictures()
     attack, index = PGD(eps=0.1, steps=3), torch.arange(len(x))
     shares = torch.tensor(EVEN)[y]
@@ -270,7 +270,7 @@ def test_targets_of_another_shape_are_refused(shape: tuple[int, int]) -> None:
         PGD(eps=0.1)(Linear(3), x, y, targets=targets)
 
 
-def test_aiming_looks_at_no_value_on_the_host() -> None:
+def test_targeting_does_not_synchronize_with_the_host() -> None:
     """Tensors without values refuse to be looked at, as a CUDA graph does."""
     with FakeTensorMode():
         model, controls = Linear(3), Targeted(aim="dog").start(ANIMALS)
@@ -312,7 +312,9 @@ def test_aiming_looks_at_no_value_on_the_host() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_aim_is_said_before_training(recipe: str, changes: dict[str, Any], message: str) -> None:
+def test_missing_support_for_targets_is_reported_before_training(
+    recipe: str, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         make_plan(load_recipe(recipe, changes), torch.device("cpu"))
     assert message in str(caught.value)
@@ -320,7 +322,7 @@ def test_what_cannot_aim_is_said_before_training(recipe: str, changes: dict[str,
 
 
 @pytest.mark.parametrize("policy", ["fair-tat", "targeted"])
-def test_trades_can_aim_with_another_loss(policy: str, tmp_path: Path) -> None:
+def test_trades_supports_targets_with_another_loss(policy: str, tmp_path: Path) -> None:
     changes = {"policy": policy, "attack": {"steps": 1, "loss": "ce"}, "epochs": 2, "validation_per_class": 5}
     cw.train("digits/trades", out=tmp_path, **changes)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

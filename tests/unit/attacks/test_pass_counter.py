@@ -1,4 +1,4 @@
-"""Passes are counted on the host, example by example, whoever is still asked."""
+"""Passes are counted on the host per example, also when the examples change."""
 
 # B batch
 
@@ -15,7 +15,7 @@ asked = st.tuples(st.lists(st.integers(0, SIZE - 1), max_size=8), st.integers(0,
 
 
 @given(st.lists(asked, max_size=12))
-def test_a_tally_adds_up(questions: list[tuple[list[int], int, int, bool]]) -> None:
+def test_counts_equal_those_added_one_by_one(questions: list[tuple[list[int], int, int, bool]]) -> None:
     tally = PassCounter(SIZE, "cpu")
     forwards, backwards = [0] * SIZE, [0] * SIZE
     rows, places = torch.arange(SIZE), list(range(SIZE))
