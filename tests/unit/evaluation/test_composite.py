@@ -108,9 +108,8 @@ def test_an_attack_named_twice_is_refused(model: nn.Module) -> None:
         cw.evaluate(model, "digits", attacks=["temperature-pgd:inv_t=5", "temperature-pgd:inv_t=2+5"], eps=EPS)
 
 
-@pytest.mark.parametrize("stop", [100, 800, 1500, 2200])
 def test_interrupted_anywhere_it_resumes_to_the_same_table(
-    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, stop_after: Callable[[int], Progress]
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: Callable[[int], Progress]
 ) -> None:
     monkeypatch.setattr("classwise.evaluation.work.SAVE_SECONDS", 0.0)
     settings = {
@@ -119,14 +118,16 @@ def test_interrupted_anywhere_it_resumes_to_the_same_table(
         "batch_size": 50,
     }
     whole = cw.evaluate(model, "digits", **settings)
-    with pytest.raises(KeyboardInterrupt):
-        cw.evaluate(model, "digits", out=tmp_path / "cut", progress=stop_after(stop), **settings)
-    partial, _ = Verdicts.load(tmp_path / "cut" / "verdicts.parquet")
-    assert not partial.complete
-    resumed = cw.evaluate(model, "digits", out=tmp_path / "cut", resume=True, **settings)
-    assert resumed.verdicts == whole.verdicts
-    assert cw.load_report(tmp_path / "cut") == resumed
-    assert cw.load_report(tmp_path / "cut").verdicts == whole.verdicts
+    for stop in (100, 800, 1500, 2200):
+        out = tmp_path / f"cut-{stop}"
+        with pytest.raises(KeyboardInterrupt):
+            cw.evaluate(model, "digits", out=out, progress=stop_after(stop), **settings)
+        partial, _ = Verdicts.load(out / "verdicts.parquet")
+        assert not partial.complete, stop
+        resumed = cw.evaluate(model, "digits", out=out, resume=True, **settings)
+        assert resumed.verdicts == whole.verdicts, stop
+        assert cw.load_report(out) == resumed, stop
+        assert cw.load_report(out).verdicts == whole.verdicts, stop
 
 
 def test_corruptions_are_counted_apart_from_the_attacks(model: nn.Module) -> None:
