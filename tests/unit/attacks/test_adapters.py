@@ -24,6 +24,7 @@ from classwise.attacks.adapters import ForeignAttack, as_attack
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
+from each import for_each
 
 THREAT = Threat.parse("8/255")
 EPS = THREAT.eps
@@ -430,7 +431,7 @@ def test_identity_is_in_the_settings_and_the_code(model: Net) -> None:
     assert repr(as_attack(fgsm).within(THREAT)).startswith("fgsm(eps='8/255', norm='Linf', code=")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("thing", "message"),
     [
         (3, "3 is not an attack: expected a spec like 'pgd:steps=20', an attack object, or a function"),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from classwise.attacks import BallAttack
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
+from each import for_each
 
 EPS = 0.1
 
@@ -29,10 +30,8 @@ def known(model: nn.Module, x: Tensor) -> Tensor:
         return model.eval()(x).argmax(1)
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
-@pytest.mark.parametrize(
-    ("num_classes", "size", "channels"), [(2, 1, 1), (3, 3, 3), (4, 5, 1), (10, 7, 3), (200, 3, 3)]
-)
+@for_each("attack", TABLE, ids=repr)
+@for_each(("num_classes", "size", "channels"), [(2, 1, 1), (3, 3, 3), (4, 5, 1), (10, 7, 3), (200, 3, 3)])
 def test_any_number_of_classes_and_examples(attack: BallAttack, num_classes: int, size: int, channels: int) -> None:
     torch.manual_seed(num_classes)
     model = Net(channels, num_classes)
@@ -49,10 +48,8 @@ class Output:
     logits: Tensor
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
-@pytest.mark.parametrize(
-    "wrap", [lambda z: (z, None), Output, lambda z: {"logits": z}], ids=["tuple", "object", "dict"]
-)
+@for_each("attack", TABLE, ids=repr)
+@for_each("wrap", [lambda z: (z, None), Output, lambda z: {"logits": z}], ids=["tuple", "object", "dict"])
 def test_any_output(attack: BallAttack, wrap: type) -> None:
     class Wrapped(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
@@ -73,7 +70,7 @@ def test_any_output(attack: BallAttack, wrap: type) -> None:
     assert not torch.equal(plain, x)
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
+@for_each("attack", TABLE, ids=repr)
 def test_a_double_precision_model_takes_single_precision_images(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(3, 5).double()
@@ -99,7 +96,7 @@ def test_a_model_on_another_device_than_the_images(attack: BallAttack) -> None:
     assert (effort.forwards.cpu() >= 1).all()
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
+@for_each("attack", TABLE, ids=repr)
 def test_bound_to_a_model_it_is_called_with_images_and_labels(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(1, 3)
@@ -110,14 +107,14 @@ def test_bound_to_a_model_it_is_called_with_images_and_labels(attack: BallAttack
     assert torch.equal(found, attack(model, x, y, generator=torch.Generator().manual_seed(0)))
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
+@for_each("attack", TABLE, ids=repr)
 def test_no_images_cost_nothing(attack: BallAttack) -> None:
     x_adv, effort = bounded(attack).run(Net(1, 3), torch.empty(0, 1, 4, 4), torch.empty(0, dtype=torch.int64))
     assert x_adv.shape == (0, 1, 4, 4)
     assert effort.forwards.shape == (0,)
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
+@for_each("attack", TABLE, ids=repr)
 def test_an_example_with_no_room_stays_as_it_is(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(1, 3)
@@ -143,7 +140,7 @@ class Counted(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
+@for_each("attack", TABLE, ids=repr)
 def test_what_it_says_it_cost_is_what_the_model_saw(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(3, 5)

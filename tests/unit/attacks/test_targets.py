@@ -15,6 +15,7 @@ from classwise.attacks.aimed import AimedAttack
 from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
+from each import for_each
 
 EPS = 0.45
 AIMED = [PGD(steps=30), PGD(steps=30, loss="margin"), TemperaturePGD(steps=30)]
@@ -82,8 +83,8 @@ def test_given_classes(attack: AimedAttack) -> None:
         assert torch.equal(model(aimed(model, x, y, targets=targets)).argmax(1), targets)
 
 
-@pytest.mark.parametrize("attack", [*AIMED, *CONTENT], ids=repr)
-@pytest.mark.parametrize("target", ["most-likely", "least-likely", "random", "all", 3])
+@for_each("attack", [*AIMED, *CONTENT], ids=repr)
+@for_each("target", ["most-likely", "least-likely", "random", "all", 3])
 def test_every_way_to_aim_breaks_what_can_be_broken(attack: AimedAttack, target: str | int) -> None:
     _, y, found = reached(attack, target=target)
     assert torch.equal(found != y, y != target if isinstance(target, int) else y >= 0)
@@ -139,7 +140,7 @@ def test_restarts_go_to_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert effort.backwards.tolist() == [8, 36]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spec", "message"),
     [
         ("pgd:target=-1", "target = -1 is not a class"),
@@ -165,7 +166,7 @@ def test_bad_settings_are_one_clear_line(spec: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("attack", "targets", "message"),
     [
         (PGD(eps=EPS), [0, 1, 2], "a target must not be the true label, as it is for 3 of 3 images"),

@@ -19,6 +19,7 @@ from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Norm, Threat
+from each import for_each
 
 
 class Net(nn.Module):
@@ -186,7 +187,7 @@ def test_variants_and_stages_are_those_of_the_crafter() -> None:
     assert len(parts) == 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "message"),
     [
         ({}, "a transfer needs a substitute"),
