@@ -19,6 +19,7 @@ from classwise.models import MODELS, DigitsCNN, PreActResNet, WideResNet, normal
 from classwise.models.load import build_model, load_model
 from classwise.models.normalize import NORMALIZATIONS, Normalized
 from classwise.models.weights import digest_model, load_weights, read_weights
+from each import for_each
 
 REPOSITORY = Path(__file__).parents[3]
 CHECKPOINTS = Path(os.environ.get("CLASSWISE_CHECKPOINTS", REPOSITORY.parent / "shared" / "checkpoints"))
@@ -82,7 +83,7 @@ def test_sizes_of_the_data_reach_the_architecture():
     assert "num_classes = 0" in complaint(load_model, "digits-cnn", num_classes=0, allow_untrained=True)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spec", "said"),
     [
         ("digits-cn", "unknown model 'digits-cn': did you mean 'digits-cnn'?"),
