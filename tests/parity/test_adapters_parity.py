@@ -21,6 +21,7 @@ from classwise.attacks.adapters import ForeignAttack, as_attack
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
+from each import for_each
 
 # numpy 2 warns of the way ART reads a tensor in its own code
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -242,8 +243,8 @@ def seed() -> None:
     np.random.seed(7)
 
 
-@pytest.mark.parametrize("kind", [layers, Plain])
-@pytest.mark.parametrize("size", [1, SIZE])
+@for_each("kind", [layers, Plain])
+@for_each("size", [1, SIZE])
 def test_equals_the_library_by_hand(case: Case, library: Any, kind: Callable[[], nn.Module], size: int) -> None:
     model = kind().eval()
     x, y = batch(model, size)
@@ -256,7 +257,7 @@ def test_equals_the_library_by_hand(case: Case, library: Any, kind: Callable[[],
     assert size == 1 or not torch.equal(found, x)  # some return what they could not break as it was
 
 
-@pytest.mark.parametrize("kind", [layers, Plain])
+@for_each("kind", [layers, Plain])
 def test_counts_what_the_model_sees(case: Case, library: Any, kind: Callable[[], nn.Module]) -> None:
     model = kind().eval()
     x, y = batch(model)
@@ -321,7 +322,7 @@ def test_leaves_no_trace(case: Case, library: Any) -> None:
     unchanged()
 
 
-@pytest.mark.parametrize("kind", [Wordy, lambda: Plain().double(), lambda: Wordy().double()])
+@for_each("kind", [Wordy, lambda: Plain().double(), lambda: Wordy().double()])
 def test_form_and_type_of_the_model_do_not_matter(case: Case, library: Any, kind: Callable[[], nn.Module]) -> None:
     """Verdicts as on a plain model in single precision; the images differ by rounding."""
     plain, model = Plain().eval(), kind().eval()
