@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-.PHONY: demo test check lint format bench clean
+.PHONY: demo test check slow lint format bench clean
 
 demo: $(VENV)/.core
 	$(BIN)/classwise demo --out demo
@@ -17,6 +17,14 @@ test: lint
 # Lint, types and the fast tests: two minutes on two cores.
 check: lint
 	$(PYTEST) -m "not slow"
+
+# Measure the suite on an idle machine and rewrite the list of slow tests.
+slow: $(VENV)/.dev
+	mkdir -p build
+	$(PYTEST) --durations=0 --durations-min=0.5 | tee build/durations.txt
+	(printf '%s\n' browser distributed faults parity; \
+	sed -nE 's#^[0-9.]+s (call|setup) +.*/(test_\w+\.py::(Test\w+::)?test_\w+).*#\2#p' build/durations.txt) | \
+	LC_ALL=C sort -u > tests/slow.txt
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -27,10 +27,10 @@ SCREENSHOTS = os.environ.get("SCREENSHOTS")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow tests. Measure them with ``pytest -n0 --durations=0 --durations-min=0.5``."""
+    """Mark the slow tests; ``make slow`` measures them."""
     for item in items:
-        name = getattr(item, "originalname", item.name)
-        if {f"{item.path.name}::{name}", item.path.name, item.path.parent.name} & SLOW:
+        name = item.nodeid.partition("[")[0].rpartition("/")[2]
+        if {name, item.path.name, item.path.parent.name} & SLOW:
             item.add_marker(pytest.mark.slow)
 
 

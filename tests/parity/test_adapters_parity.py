@@ -22,6 +22,7 @@ from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
 from classwise.core.types import AttackCall
+from each import for_each
 
 # numpy 2 warns of the way ART reads a tensor in its own code
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -243,8 +244,8 @@ def seed() -> None:
     np.random.seed(7)
 
 
-@pytest.mark.parametrize("kind", [layers, Plain])
-@pytest.mark.parametrize("size", [1, SIZE])
+@for_each("kind", [layers, Plain])
+@for_each("size", [1, SIZE])
 def test_results_equal_a_direct_call_of_the_library(
     case: Case, library: Any, kind: Callable[[], nn.Module], size: int
 ) -> None:
@@ -259,7 +260,7 @@ def test_results_equal_a_direct_call_of_the_library(
     assert size == 1 or not torch.equal(found, x)  # some return what they could not break as it was
 
 
-@pytest.mark.parametrize("kind", [layers, Plain])
+@for_each("kind", [layers, Plain])
 def test_passes_equal_those_the_model_counts(case: Case, library: Any, kind: Callable[[], nn.Module]) -> None:
     model = kind().eval()
     x, y = batch(model)
@@ -324,7 +325,7 @@ def test_the_model_is_restored(case: Case, library: Any) -> None:
     unchanged()
 
 
-@pytest.mark.parametrize("kind", [Wordy, lambda: Plain().double(), lambda: Wordy().double()])
+@for_each("kind", [Wordy, lambda: Plain().double(), lambda: Wordy().double()])
 def test_output_format_and_dtype_of_the_model_do_not_matter(
     case: Case, library: Any, kind: Callable[[], nn.Module]
 ) -> None:

@@ -25,6 +25,7 @@ from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
 from classwise.core.types import AttackCall
+from each import for_each
 
 THREAT = Threat.parse("8/255")
 EPS = THREAT.eps
@@ -433,7 +434,7 @@ def test_the_repr_contains_the_settings_and_a_digest_of_the_code(model: Net) -> 
     assert repr(as_attack(fgsm).within(THREAT)).startswith("fgsm(eps='8/255', norm='Linf', code=")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("thing", "message"),
     [
         (3, "3 is not an attack: expected a spec like 'pgd:steps=20', an attack object, or a function"),

@@ -16,6 +16,7 @@ from classwise.attacks import BallAttack
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
 from classwise.core.types import AttackCall
+from each import for_each
 
 EPS = 0.1
 
@@ -30,10 +31,8 @@ def known(model: nn.Module, x: Tensor) -> Tensor:
         return model.eval()(x).argmax(1)
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
-@pytest.mark.parametrize(
-    ("num_classes", "size", "channels"), [(2, 1, 1), (3, 3, 3), (4, 5, 1), (10, 7, 3), (200, 3, 3)]
-)
+@for_each("attack", TABLE, ids=repr)
+@for_each(("num_classes", "size", "channels"), [(2, 1, 1), (3, 3, 3), (4, 5, 1), (10, 7, 3), (200, 3, 3)])
 def test_any_number_of_classes_and_examples(attack: BallAttack, num_classes: int, size: int, channels: int) -> None:
     torch.manual_seed(num_classes)
     model = Net(channels, num_classes)
@@ -50,10 +49,8 @@ class Output:
     logits: Tensor
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
-@pytest.mark.parametrize(
-    "wrap", [lambda z: (z, None), Output, lambda z: {"logits": z}], ids=["tuple", "object", "dict"]
-)
+@for_each("attack", TABLE, ids=repr)
+@for_each("wrap", [lambda z: (z, None), Output, lambda z: {"logits": z}], ids=["tuple", "object", "dict"])
 def test_any_output(attack: BallAttack, wrap: type) -> None:
     class Wrapped(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
@@ -74,7 +71,7 @@ def test_any_output(attack: BallAttack, wrap: type) -> None:
     assert not torch.equal(plain, x)
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
+@for_each("attack", TABLE, ids=repr)
 def test_a_double_precision_model_takes_single_precision_images(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(3, 5).double()
@@ -100,7 +97,7 @@ def test_a_model_on_another_device_than_the_images(attack: BallAttack) -> None:
     assert (effort.forwards.cpu() >= 1).all()
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
+@for_each("attack", TABLE, ids=repr)
 def test_a_bound_attack_takes_images_and_labels(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(1, 3)
@@ -111,7 +108,7 @@ def test_a_bound_attack_takes_images_and_labels(attack: BallAttack) -> None:
     assert torch.equal(found, attack(model, x, y, generator=torch.Generator().manual_seed(0)))
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
+@for_each("attack", TABLE, ids=repr)
 def test_an_empty_batch_takes_no_passes(attack: BallAttack) -> None:
     x_adv, effort = bounded(attack).run(
         AttackCall(Net(1, 3), torch.empty(0, 1, 4, 4), torch.empty(0, dtype=torch.int64))
@@ -120,7 +117,7 @@ def test_an_empty_batch_takes_no_passes(attack: BallAttack) -> None:
     assert effort.forwards.shape == (0,)
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
+@for_each("attack", TABLE, ids=repr)
 def test_an_example_of_radius_zero_is_unchanged(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(1, 3)
@@ -146,7 +143,7 @@ class Counted(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
+@for_each("attack", TABLE, ids=repr)
 def test_reported_passes_equal_those_the_model_counts(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(3, 5)

@@ -22,6 +22,7 @@ from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
 from classwise.core.types import AttackCall
+from each import for_each
 
 
 class Linear(nn.Module):
@@ -140,9 +141,9 @@ def last_unchanged(step_sizes: list[float], last: int, k: int) -> bool:
     return step_sizes[max(last - 1, 0)] == step_sizes[k]
 
 
-@pytest.mark.parametrize("norm", ["Linf", "L2"])
-@pytest.mark.parametrize("loss", ["ce", "margin"])
-@pytest.mark.parametrize(("steps", "rho"), [(1, 0.75), (2, 0.75), (10, 0.75), (50, 0.75), (50, 0.2)])
+@for_each("norm", ["Linf", "L2"])
+@for_each("loss", ["ce", "margin"])
+@for_each(("steps", "rho"), [(1, 0.75), (2, 0.75), (10, 0.75), (50, 0.75), (50, 0.2)])
 def test_iterates_equal_those_of_algorithm_1(steps: int, rho: float, loss: Any, norm: Any) -> None:
     """With a small ρ condition 1 is rare, and it is up to condition 2 to halve the step size.
 
@@ -196,8 +197,8 @@ def test_broken_examples_take_no_further_passes() -> None:
     assert effort.forwards[~alive].double().mean() < 20
 
 
-@pytest.mark.parametrize("num_classes", [2, 3, 4, 10, 200])
-@pytest.mark.parametrize(("norm", "edge"), [("Linf", 0.0), ("L2", 0.3)])
+@for_each("num_classes", [2, 3, 4, 10, 200])
+@for_each(("norm", "edge"), [("Linf", 0.0), ("L2", 0.3)])
 def test_breaks_exactly_what_can_be_broken_on_a_linear_model(num_classes: int, norm: Any, edge: float) -> None:
     """Towards one class the margin is linear, and its largest value known; in Linf also where the box cuts the ball."""
     model = Linear(num_classes)

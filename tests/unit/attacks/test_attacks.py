@@ -38,6 +38,7 @@ from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
+from each import for_each
 
 TABLE = [
     APGD(steps=7),
@@ -143,7 +144,7 @@ def test_stays_in_ball_and_box(
     assert not x_adv.requires_grad
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
+@for_each("attack", TABLE, ids=repr)
 def test_the_model_is_restored(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(3, 5)
@@ -172,7 +173,7 @@ def test_the_model_is_restored(attack: BallAttack) -> None:
     assert torch.equal(torch.get_rng_state(), global_before)
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
+@for_each("attack", TABLE, ids=repr)
 def test_the_model_is_restored_after_an_error(attack: BallAttack) -> None:
     model = Net(3, 5).train()
     with pytest.raises(RuntimeError):
@@ -181,8 +182,8 @@ def test_the_model_is_restored_after_an_error(attack: BallAttack) -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@for_each("attack", TABLE, ids=repr)
+@for_each("context", [torch.no_grad, torch.inference_mode])
 def test_works_where_gradients_are_off(attack: BallAttack, context: type) -> None:
     torch.manual_seed(0)
     model = Net(3, 5)
@@ -195,7 +196,7 @@ def test_works_where_gradients_are_off(attack: BallAttack, context: type) -> Non
     assert not torch.equal(found, x)
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
+@for_each("attack", TABLE, ids=repr)
 def test_does_not_depend_on_batching(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(1, 4).double()
@@ -209,7 +210,7 @@ def test_does_not_depend_on_batching(attack: BallAttack) -> None:
     assert torch.allclose(torch.cat(parts), whole[order], atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("attack", TABLE, ids=repr)
+@for_each("attack", TABLE, ids=repr)
 def test_raises_its_own_loss(attack: BallAttack) -> None:
     torch.manual_seed(0)
     model = Net(3, 5).eval()
@@ -350,7 +351,7 @@ def test_non_finite_gradients_fall_back_to_the_natural_image() -> None:
     assert torch.equal(x_adv[0], x[0])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spec", "message"),
     [
         ("pgd:steps=0", "steps must be at least 1, got 0"),

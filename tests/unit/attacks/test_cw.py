@@ -18,6 +18,7 @@ from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
 from classwise.core.types import AttackCall
+from each import for_each
 
 # On a linear model so many steps are enough.
 LINF = CWLinf(search_steps=5, steps=100, tau_decrease=0.97)
@@ -244,7 +245,7 @@ def test_cw_pgd_is_pgd_on_the_margin() -> None:
     assert build("attack", ATTACKS, "cw-pgd:step_size=0.003") == CWPGD(step_size=0.003)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "message"),
     [
         (lambda: CWLinf(norm="L2"), "CWLinf supports Linf only: for L2 use cw-l2"),

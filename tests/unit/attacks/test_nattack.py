@@ -23,6 +23,7 @@ from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Norm
 from classwise.core.types import AttackCall
+from each import for_each
 
 
 class Quadratic(nn.Module):
@@ -253,9 +254,9 @@ CHEAP: list[tuple[BallAttack, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("attack", "population"), CHEAP, ids=repr)
-@pytest.mark.parametrize("num_classes", [2, 3, 4, 10, 200])
-@pytest.mark.parametrize("norm", ["Linf", "L2"])
+@for_each(("attack", "population"), CHEAP, ids=repr)
+@for_each("num_classes", [2, 3, 4, 10, 200])
+@for_each("norm", ["Linf", "L2"])
 def test_breaks_what_a_smaller_ball_already_holds(
     attack: BallAttack, population: int, num_classes: int, norm: Norm
 ) -> None:
@@ -326,8 +327,8 @@ def test_radii_may_differ_between_examples(attack: BallAttack, norm: Norm) -> No
     assert torch.allclose(size, 0.01 * scale, rtol=1e-6)
 
 
-@pytest.mark.parametrize("logits", [[0.0, 0.0, 0.0], [3e38, -3e38, 0.0], [1e30, 1e30, 0.0]])
-@pytest.mark.parametrize("attack", [*(attack for attack, _ in CHEAP), NAttack(population=9, reward="first-member")])
+@for_each("logits", [[0.0, 0.0, 0.0], [3e38, -3e38, 0.0], [1e30, 1e30, 0.0]])
+@for_each("attack", [*(attack for attack, _ in CHEAP), NAttack(population=9, reward="first-member")])
 def test_models_without_gradients_are_supported(attack: BallAttack, logits: list[float]) -> None:
     class Constant(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -352,7 +353,7 @@ def test_nattack_handles_black_and_white_pixels_in_tanh_space() -> None:
     assert (moved[x != 0.5] < 0.001).all()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spec", "message"),
     [
         ("nattack:iterations=0", "iterations must be at least 1, got 0"),

@@ -20,6 +20,7 @@ from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Norm, Threat
 from classwise.core.types import AttackCall
+from each import for_each
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_windows_fit_the_image(shape: tuple[int, int, int], norm: str) -> None:
     assert norm == "Linf" or all(size % 2 or size == min(shape[1:]) for size in sides)
 
 
-@pytest.mark.parametrize("side", range(1, 12))
+@for_each("side", range(1, 12))
 def test_bumps_against_their_definition(side: int) -> None:
     """Two halves of opposite sign, each the sum over k = 0 … M of 1 / (n + 1 - k)² with M = n - distance."""
 
@@ -175,8 +176,8 @@ def test_two_class_linear_model_in_linf_is_solved_exactly(seed: int) -> None:
     assert torch.allclose(reached[bound < 0], bound[bound < 0], atol=1e-9)
 
 
-@pytest.mark.parametrize("num_classes", [2, 3, 4, 10, 200])
-@pytest.mark.parametrize("norm", ["Linf", "L2"])
+@for_each("num_classes", [2, 3, 4, 10, 200])
+@for_each("norm", ["Linf", "L2"])
 def test_breaks_what_a_smaller_ball_already_holds(num_classes: int, norm: Norm) -> None:
     """Everything that half the radius is enough for, and nothing that the whole of it is too little for."""
     eps = 0.02 if norm == "Linf" else 0.15

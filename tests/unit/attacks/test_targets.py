@@ -16,6 +16,7 @@ from classwise.config.spec import build
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.types import AttackCall
+from each import for_each
 
 EPS = 0.45
 AIMED = [PGD(steps=30), PGD(steps=30, loss="margin"), TemperaturePGD(steps=30)]
@@ -83,8 +84,8 @@ def test_given_classes(attack: GradientAttack) -> None:
         assert torch.equal(model(aimed(model, x, y, targets=targets)).argmax(1), targets)
 
 
-@pytest.mark.parametrize("attack", [*AIMED, *CONTENT], ids=repr)
-@pytest.mark.parametrize("target", ["most-likely", "least-likely", "random", "all", 3])
+@for_each("attack", [*AIMED, *CONTENT], ids=repr)
+@for_each("target", ["most-likely", "least-likely", "random", "all", 3])
 def test_every_kind_of_target_breaks_what_can_be_broken(attack: GradientAttack, target: str | int) -> None:
     _, y, found = reached(attack, target=target)
     assert torch.equal(found != y, y != target if isinstance(target, int) else y >= 0)
@@ -140,7 +141,7 @@ def test_restarts_attack_survivors_only(monkeypatch: pytest.MonkeyPatch) -> None
     assert effort.backwards.tolist() == [8, 36]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spec", "message"),
     [
         ("pgd:target=-1", "target must be a class number from 0, got -1"),
@@ -166,7 +167,7 @@ def test_invalid_settings_raise_a_one_line_error(spec: str, message: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("attack", "targets", "message"),
     [
         (PGD(eps=EPS), [0, 1, 2], "a target must differ from the true label, but 3 of 3 images have it as target"),

@@ -20,6 +20,7 @@ from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Norm, Threat
 from classwise.core.types import AttackCall
+from each import for_each
 
 
 class Net(nn.Module):
@@ -187,7 +188,7 @@ def test_variants_and_stages_are_those_of_the_attack_on_the_substitute() -> None
     assert len(parts) == 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "message"),
     [
         ({}, "transfer needs a substitute"),

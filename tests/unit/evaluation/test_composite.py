@@ -119,14 +119,16 @@ def test_resumed_verdicts_equal_uninterrupted_ones(
         "batch_size": 50,
     }
     whole = cw.evaluate(model, "digits", **settings)
-    with pytest.raises(KeyboardInterrupt):
-        cw.evaluate(model, "digits", out=tmp_path / "cut", progress=stop_after(stop), **settings)
-    partial, _ = Verdicts.load(tmp_path / "cut" / "verdicts.parquet")
-    assert not partial.complete
-    resumed = cw.evaluate(model, "digits", out=tmp_path / "cut", resume=True, **settings)
-    assert resumed.verdicts == whole.verdicts
-    assert cw.load_report(tmp_path / "cut") == resumed
-    assert cw.load_report(tmp_path / "cut").verdicts == whole.verdicts
+    for stop in (100, 800, 1500, 2200):
+        out = tmp_path / f"cut-{stop}"
+        with pytest.raises(KeyboardInterrupt):
+            cw.evaluate(model, "digits", out=out, progress=stop_after(stop), **settings)
+        partial, _ = Verdicts.load(out / "verdicts.parquet")
+        assert not partial.complete, stop
+        resumed = cw.evaluate(model, "digits", out=out, resume=True, **settings)
+        assert resumed.verdicts == whole.verdicts, stop
+        assert cw.load_report(out) == resumed, stop
+        assert cw.load_report(out).verdicts == whole.verdicts, stop
 
 
 def test_corruptions_do_not_count_in_the_worst_case(model: nn.Module) -> None:

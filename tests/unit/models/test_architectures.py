@@ -19,6 +19,7 @@ from classwise.models.normalize import NORMALIZATIONS, Normalize, with_normaliza
 from classwise.models.preact_resnet import PreActBlock, PreActResNet
 from classwise.models.resnet import BasicBlock, Bottleneck, ResNet
 from classwise.models.wide_resnet import WideBlock, WideResNet
+from each import for_each
 
 SETTINGS = {"wide-resnet": "depth=10,width=1"}  # the default is too large to run in a unit test
 IMAGES = {
@@ -126,7 +127,7 @@ def test_factories_share_their_settings(name):
     assert settings["normalize"].default is None
 
 
-@pytest.mark.parametrize("setting", ["num_classes=0", "in_channels=-1", "normalize=svhn", "num_clases=10"])
+@for_each("setting", ["num_classes=0", "in_channels=-1", "normalize=svhn", "num_clases=10"])
 def test_invalid_settings_raise_one_line_errors(name, setting):
     with pytest.raises(InputError, match=setting.split("=")[0]) as caught:
         spec.build("model", MODELS, f"{name}:{setting}")
@@ -138,7 +139,7 @@ def test_invalid_settings_raise_one_line_errors(name, setting):
 # shortcut norms (-256 - 512 - 1024), final norm (+1024): 11,173,962 - 1,792.
 # WRN-34-10: the arithmetic of the test below.
 # SmallCNN: 320 + 9,248 + 18,496 + 36,928 in convolutions, 205,000 + 40,200 + 2,010 in linear layers.
-@pytest.mark.parametrize(
+@for_each(
     ("given", "count"),
     [
         ("digits-cnn", 160 + 4_640 + 18_496 + 2_570),

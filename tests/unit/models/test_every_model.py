@@ -17,6 +17,7 @@ from classwise.core.model_calls import both, exact
 from classwise.models import MODELS, HypersphereHead
 from classwise.models.load import load_model
 from classwise.training.model_views import InFloat32, SplitInputConv, bfloat16_view, paired_view
+from each import for_each
 
 SETTINGS = {"wide-resnet": "depth=10,width=1", "small-cnn": "dropout=0"}  # too large; random in training
 ONE_SIZE = {"digits-cnn": 8, "small-cnn": 28}
@@ -65,7 +66,7 @@ def settled(model: nn.Module, x: Tensor) -> nn.Module:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("channels", "classes"), [(1, 2), (3, 200)])
+@for_each(("channels", "classes"), [(1, 2), (3, 200)])
 def test_common_image_sizes_and_few_or_many_classes(given, channels, classes):
     model = build(given, in_channels=channels, num_classes=classes).eval()
     for size in (28, 32, 64):

@@ -17,6 +17,7 @@ from classwise.models.inception import Branches
 from classwise.models.mobilenet import InvertedResidual, MobileNetV2
 from classwise.models.vgg import VGG
 from classwise.models.vit import Block
+from each import for_each
 
 
 def count(given: str) -> int:
@@ -36,7 +37,7 @@ AUXILIARY = conv(768, 128, 1) + conv(128, 768, 25) + 768 * 1_000 + 1_000  # of I
 DENSE_STEM = conv(3, 64, 49) - conv(3, 64, 9, norm=False)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "instead", "published"),
     [
         ("resnet18:stem=imagenet,num_classes=1000", 0, 11_689_512),

@@ -18,6 +18,7 @@ from classwise.core.model_calls import logits_of
 from classwise.models import DigitsCNN, HypersphereHead, normalized
 from classwise.models.heads import Biased, features_of, head_of, plain_head, with_biases
 from classwise.models.load import build_model
+from each import for_each
 
 K = 4
 BIASES = torch.tensor([0.5, -1.25, 0.0, 0.75])
@@ -128,7 +129,7 @@ def test_biases_are_added_to_the_last_layer(name: str) -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", OTHER)
+@for_each("name", OTHER)
 def test_other_models_are_wrapped(name: str) -> None:
     model, x = seeded(OTHER[name]).eval(), images()
     before = {key: value.clone() for key, value in model.state_dict().items()}

@@ -20,6 +20,7 @@ from classwise.core.errors import InputError
 from classwise.models.hub import prepared
 from classwise.models.load import build_model, load_model
 from classwise.models.preprocess import Resize
+from each import for_each
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -76,8 +77,8 @@ def test_folder_gives_the_logits_of_transformers(saved):
         assert torch.allclose(model(in_unit_range(image)), wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(40, 40), (12, 12), (23, 31), (31, 23)], ids=str)
-@pytest.mark.parametrize(
+@for_each("shape", [(40, 40), (12, 12), (23, 31), (31, 23)], ids=str)
+@for_each(
     ("kind", "settings"),
     [
         ("ViTImageProcessor", {"size": {"height": 16, "width": 20}, "resample": 2}),

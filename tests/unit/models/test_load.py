@@ -20,6 +20,7 @@ from classwise.models.load import build_model, load_model
 from classwise.models.normalize import NORMALIZATIONS, Normalized
 from classwise.models.weights import digest_model, load_weights
 from classwise.models.weights_file import read_weights
+from each import for_each
 
 REPOSITORY = Path(__file__).parents[3]
 CHECKPOINTS = Path(os.environ.get("CLASSWISE_CHECKPOINTS", REPOSITORY.parent / "shared" / "checkpoints"))
@@ -83,7 +84,7 @@ def test_architecture_takes_sizes_from_the_data():
     assert "num_classes = 0" in complaint(load_model, "digits-cnn", num_classes=0, allow_untrained=True)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spec", "said"),
     [
         ("digits-cn", "unknown model 'digits-cn': did you mean 'digits-cnn'?"),
