@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import ClassVar, Self, cast
 
@@ -127,10 +128,9 @@ class Transfer(BallAttack):
 def _read(attack: BallAttack | str) -> BallAttack:
     if isinstance(attack, BallAttack):
         return attack
-    from classwise.attacks import ATTACKS  # imports this module
-
     name, _, settings = attack.partition(":")
-    return build("attack", ATTACKS, Spec.parse(f"{name}:{settings.replace(':', ',')}"))
+    registry = import_module(__package__).ATTACKS  # looked up by name, because it lists this attack too
+    return build("attack", registry, Spec.parse(f"{name}:{settings.replace(':', ',')}"))
 
 
 def _identity(module: nn.Module) -> str:

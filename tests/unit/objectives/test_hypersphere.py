@@ -17,7 +17,7 @@ from torch import nn
 
 import classwise as cw
 from classwise.accelerate import make_optimized_copy
-from classwise.accelerate.folding import folded
+from classwise.accelerate.folding import fold_batch_norms
 from classwise.accelerate.optimized_copy import _to_bfloat16
 from classwise.config.recipes import load_recipe
 from classwise.config.spec import settings_of
@@ -204,7 +204,7 @@ def test_an_optimized_copy_follows_scale_and_weights() -> None:
 def test_the_head_of_an_optimized_copy_in_bfloat16_stays_in_float32() -> None:
     """Only the head is asked here: not every CPU has the products of a body in bfloat16."""
     model, z = sphere_resnet(), torch.randn(4, 512)
-    body = folded(copy.deepcopy(model))
+    body = fold_batch_norms(copy.deepcopy(model))
     _to_bfloat16(body)
     assert body.get_submodule("layer4.1.conv2").weight.dtype == torch.bfloat16
     assert torch.equal(body.get_submodule("linear")(z), head_of(model)(z))
