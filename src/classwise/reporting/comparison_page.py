@@ -11,19 +11,9 @@ from classwise.core.errors import unknown
 from classwise.reporting import charts, wording
 from classwise.reporting.formatting import ABSENT, SIGNIFICANT, listing, number, p_text, signed
 from classwise.reporting.plotting import MODEL_COLORS
-from classwise.reporting.rendering import (
-    CV,
-    MCD,
-    RHO,
-    Cell,
-    Grid,
-    estimate_cell,
-    name_cell,
-    relative,
-    render,
-    worst_cells,
-)
+from classwise.reporting.rendering import CV, MCD, RHO, estimate_cell, name_cell, relative, render, worst_cells
 from classwise.reporting.results import Change, ComparisonData, Row
+from classwise.reporting.tables import Cell, Grid
 
 NAMED = 4
 """The most models that a title names."""

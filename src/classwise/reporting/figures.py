@@ -275,7 +275,9 @@ class Bars(Plot):
         most = max(most, float(starts.max(initial=0)))
         axes.set_xlim(low, most)
         axes.set_ylim(total - 0.4, -0.6)
-        axes.spines["left"].set_position(("data", 0))
+        if low < 0:  # names stay at the left
+            axes.spines["left"].set_visible(False)
+            axes.axvline(0, color=COLORS["faint"], linewidth=0.07 * size)
         counts = [value for one in self.data for value in one.y if value is not None]
         if all(isinstance(value, int) for value in counts) and max(counts, default=0) <= FEW_COUNTS:
             axes.set_xticks(range(int(most) + 1))  # half a class does not exist
@@ -628,7 +630,7 @@ class Radar(Plot):
         axes.set_xticks(angles[:-1], [""] * len(self.names))
         low, high = self.span or (0, 100)
         axes.set_ylim(low, high)
-        ticks = [tick for tick in axes.get_yticks() if low < tick <= high]
+        ticks = [tick for tick in plotting.round_values(low, high) if low < tick <= high]
         axes.set_yticks(ticks, [""] * len(ticks))
         for tick in ticks:
             at = (math.pi / len(self.names), tick)

@@ -179,6 +179,13 @@ def round_ticks(axes: Axes) -> None:
         axis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
 
 
+def round_values(low: float, high: float) -> list[float]:
+    """Return about five round numbers between two values."""
+    from matplotlib.ticker import MaxNLocator
+
+    return [float(value) for value in MaxNLocator(nbins=5, steps=[1, 2, 5, 10]).tick_values(low, high)]
+
+
 def short(name: str, letters: float) -> str:
     """Return a name as one line of at most so many letters, without characters that XML forbids.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -22,39 +21,11 @@ from classwise.core.errors import InputError
 from classwise.reporting import formatting, plotting
 from classwise.reporting.estimates import Interval
 from classwise.reporting.formatting import ABSENT, interval, number, printable
-from classwise.reporting.tables import Table
+from classwise.reporting.tables import Cell, Grid, Table
 from classwise.storage.verdicts import NATURAL, WORST_CASE
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A cell of a table: a text, a smaller one beside or below it, and how it is shown."""
-
-    text: str
-    small: str = ""
-    css: str = ""
-    value: Any = None
-    """What sorting compares."""
-    tip: str = ""
-    span: int = 1
-    link: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A table of a page; the first cell of a row names it."""
-
-    title: str
-    columns: Sequence[Cell]
-    rows: Sequence[Sequence[Cell]]
-    css: str = ""
-    caption: str = ""
-    sortable: bool = False
-    strong: frozenset[int] = frozenset()
-    """Rows in bold."""
 
 
 CV = Cell("CV", tip="class variance, in percent squared")

@@ -14,8 +14,9 @@ from markupsafe import Markup
 from classwise.reporting import charts, text, trust_section, wording
 from classwise.reporting.figures import Gallery
 from classwise.reporting.formatting import ABSENT, listing, number, percent
-from classwise.reporting.rendering import CV, MCD, Cell, Grid, count_cell, estimate_cell, name_cell, render, worst_cells
+from classwise.reporting.rendering import CV, MCD, count_cell, estimate_cell, name_cell, render, worst_cells
 from classwise.reporting.results import ReportData, Result
+from classwise.reporting.tables import Cell, Grid
 from classwise.storage.verdicts import NATURAL, WORST_CASE
 
 MOST_CONFUSED, MANY_CONFUSED = 5, 20

@@ -1,9 +1,40 @@
-"""Tables of text for the console, Markdown and pages."""
+"""Tables: cells with their look for pages, and tables of text for the console and Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table: a text, a smaller one beside or below it, and how it is shown."""
+
+    text: str
+    small: str = ""
+    css: str = ""
+    value: Any = None
+    """What sorting compares."""
+    tip: str = ""
+    span: int = 1
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table; the first cell of a row names it. Columns are right-aligned unless their css is ``left``."""
+
+    title: str
+    columns: Sequence[Cell]
+    rows: Sequence[Sequence[Cell]]
+    css: str = ""
+    caption: str = ""
+    sortable: bool = False
+    strong: frozenset[int] = frozenset()
+    """Rows in bold."""
+    parts: Sequence[int] = ()
+    """Rows that begin a new part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +60,12 @@ def markdown(table: Table) -> str:
     |:--|--:|
     | a\\|b | 1.0 |
     """
-    rule = "|" + "|".join([":--", *["--:"] * (len(table.columns) - 1)]) + "|"
-    lines = [f"## {table.title}", "", table.about, "", _line(table.columns), rule, *map(_line, table.rows)]
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in (table.columns, *table.rows)]
+    lines = [f"## {table.title}", "", table.about, "", *markdown_lines(rows, "l" + "r" * (len(table.columns) - 1))]
     return "\n".join([*lines, *(["", table.foot.replace("*", "\\*")] if table.foot else [])])
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def markdown_lines(rows: Sequence[Sequence[str]], align: str) -> list[str]:
+    """Return the lines of a Markdown table; the first row is its head, ``align`` is l or r for each column."""
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, f"|{'|'.join(':--' if side == 'l' else '--:' for side in align)}|", *body]

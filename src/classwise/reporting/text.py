@@ -12,8 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from classwise.reporting import formatting
 from classwise.reporting.estimates import Estimate
 from classwise.reporting.formatting import plain
 from classwise.reporting.results import ComparisonData, DatasetInfo, ReportData, Result, Row, ThreatInfo
+from classwise.reporting.tables import Cell, Grid, markdown_lines
 from classwise.storage.files import atomic, write_text
 
 Subject = ReportData | ComparisonData
@@ -75,86 +75,74 @@ def rows(subject: Subject, key: str | None = None) -> list[dict[str, Any]]:
 # Content of the tables.
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    text: str
-    bold: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Grid:
-    about: str
-    columns: list[str]
-    align: str
-    """l or r for each column."""
-    groups: list[list[list[_Cell]]]
-
-
-def _grid(subject: Subject, keys: list[str]) -> _Grid:
+def _grid(subject: Subject, keys: list[str]) -> Grid:
     return _report_grid(subject, keys) if isinstance(subject, ReportData) else _comparison_grid(subject, keys)
 
 
-def _report_grid(report: ReportData, keys: list[str]) -> _Grid:
+def _report_grid(report: ReportData, keys: list[str]) -> Grid:
     """Return a row per class, the worst of each result in bold, and summary rows."""
     results = [report[key] for key in keys]
-    worst = [None if result.worst is None else result.worst.label for result in results]
-    lines = {
-        "average": [number(result.overall.value) for result in results],
-        "worst": [number(result.worst.value if result.worst else None) for result in results],
-        "CV": [number(result.cv) for result in results],
-        "MCD": [number(result.mcd) for result in results],
+    summary = {
+        "average": [result.overall.value for result in results],
+        "worst": [result.worst.value if result.worst else None for result in results],
+        "CV": [result.cv for result in results],
+        "MCD": [result.mcd for result in results],
     }
     parts = [part for result in results for part in [result.overall, *result.by_class]]
-    return _Grid(
-        about=f"Accuracy of {_model(report)} on {_measured_on(report.dataset, report.threat, parts)}",
-        columns=["class", *keys],
-        align="l" + "r" * len(keys),
-        groups=[
-            [
+    classes = report.dataset.classes
+    return Grid(
+        f"Accuracy of {_model(report)} on {_measured_on(report.dataset, report.threat, parts)}",
+        [Cell("class", css="left"), *map(Cell, keys)],
+        [
+            *(
                 [
-                    _Cell(name),
+                    Cell(name),
                     *(
-                        _Cell(number(result.by_class[label].value), bold=label == worst_label)
-                        for result, worst_label in zip(results, worst, strict=True)
+                        _cell(result.by_class[label].value, result.worst is not None and label == result.worst.label)
+                        for result in results
                     ),
                 ]
-                for label, name in enumerate(report.dataset.classes)
-            ],
-            [[_Cell(name), *map(_Cell, line)] for name, line in lines.items()],
+                for label, name in enumerate(classes)
+            ),
+            *([Cell(name), *map(_cell, values)] for name, values in summary.items()),
         ],
+        parts=(0, len(classes)),
     )
 
 
-def _comparison_grid(comparison: ComparisonData, keys: list[str]) -> _Grid:
+def _comparison_grid(comparison: ComparisonData, keys: list[str]) -> Grid:
     """Return a row per model and result; the highest worst class of each result in bold."""
-    groups = []
+    rows: list[list[Cell]] = []
+    starts = []
     for key in keys:
         highest = max((row.worst.value for row in comparison[key] if row.worst), default=None)
-        groups.append(
+        starts.append(len(rows))
+        rows += [
             [
-                [
-                    _Cell(key if place == 0 else ""),
-                    _Cell(row.model),
-                    _Cell(number(row.overall.value)),
-                    _Cell(row.worst.name if row.worst else number(None)),
-                    _Cell(number(row.worst.value), bold=row.worst.value == highest)
-                    if row.worst
-                    else _Cell(number(None)),
-                    _Cell(number(row.cv)),
-                    _Cell(number(row.mcd)),
-                    _Cell(number(row.rho, 3)),
-                ]
-                for place, row in enumerate(comparison[key])
+                Cell(key if place == 0 else ""),
+                Cell(row.model),
+                _cell(row.overall.value),
+                Cell(row.worst.name if row.worst else number(None)),
+                _cell(row.worst.value, row.worst.value == highest) if row.worst else _cell(None),
+                _cell(row.cv),
+                _cell(row.mcd),
+                Cell(number(row.rho, 3)),
             ]
-        )
+            for place, row in enumerate(comparison[key])
+        ]
     parts = [part for key in keys for row in comparison[key] for part in [row.overall, *row.by_class]]
     baseline = f"rho is against {comparison.models[0]}"
-    return _Grid(
-        about=f"Accuracy on {_measured_on(comparison.dataset, comparison.threat, parts)}; {baseline}",
-        columns=["result", "model", "average", "worst class", "worst", "CV", "MCD", "rho"],
-        align="llrlrrrr",
-        groups=groups,
+    names = ("result", "model", "average", "worst class", "worst", "CV", "MCD", "rho")
+    return Grid(
+        f"Accuracy on {_measured_on(comparison.dataset, comparison.threat, parts)}; {baseline}",
+        [Cell(name, css="left" if name in ("result", "model", "worst class") else "") for name in names],
+        rows,
+        parts=starts,
     )
+
+
+def _cell(value: float | None, bold: bool = False) -> Cell:
+    return Cell(number(value), css="bold" if bold else "")
 
 
 def _measured_on(data: DatasetInfo, threat: ThreatInfo, parts: list[Estimate]) -> str:
@@ -204,45 +192,33 @@ def _parts(result: Result | Row) -> Iterator[tuple[str | None, int | None, Estim
 # Formats.
 
 
+def _texts(row: Sequence[Cell], escaped: Callable[[str], str], bold: str) -> list[str]:
+    return [bold.format(escaped(cell.text)) if cell.css == "bold" else escaped(cell.text) for cell in row]
+
+
+def _align(grid: Grid) -> str:
+    return "".join("l" if column.css == "left" else "r" for column in grid.columns)
+
+
 def _markdown(subject: Subject, keys: list[str]) -> str:
-    def line(cells: list[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    def cell(part: _Cell) -> str:
-        text = markdown_escaped(part.text)
-        return f"**{text}**" if part.bold else text
-
     grid = _grid(subject, keys)
-    return "\n".join(
-        [
-            markdown_escaped(grid.about),
-            "",
-            line([markdown_escaped(column) for column in grid.columns]),
-            line([":--" if side == "l" else "--:" for side in grid.align]),
-            *(line([cell(part) for part in row]) for group in grid.groups for row in group),
-            "",
-        ]
-    )
+    rows = [_texts(row, markdown_escaped, "**{}**") for row in (grid.columns, *grid.rows)]
+    return "\n".join([markdown_escaped(grid.title), "", *markdown_lines(rows, _align(grid)), ""])
 
 
 def _latex(subject: Subject, keys: list[str]) -> str:
-    def line(cells: list[str]) -> str:
-        return rf"{' & '.join(cells)} \\"
-
-    def cell(part: _Cell) -> str:
-        text = _latex_escaped(part.text)
-        return rf"\textbf{{{text}}}" if part.bold else text
-
     grid = _grid(subject, keys)
+    cells = [_texts(row, _latex_escaped, r"\textbf{{{}}}") for row in (grid.columns, *grid.rows)]
+    head, *rows = (rf"{' & '.join(row)} \\" for row in cells)
     lines = [
-        f"% {plain(grid.about)}",
+        f"% {plain(grid.title)}",
         r"% \usepackage{booktabs}; scripts other than Latin need XeLaTeX or LuaLaTeX and a font that has them.",
-        rf"\begin{{tabular}}{{{grid.align}}}",
+        rf"\begin{{tabular}}{{{_align(grid)}}}",
         r"\toprule",
-        line([_latex_escaped(column) for column in grid.columns]),
+        head,
     ]
-    for group in grid.groups:
-        lines += [r"\midrule", *(line([cell(part) for part in row]) for row in group)]
+    for place, row in enumerate(rows):
+        lines += [r"\midrule", row] if place in grid.parts else [row]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 from classwise.reporting import charts
 from classwise.reporting.comparison import compare
+from classwise.reporting.figures import Series, bars
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
 from classwise.storage.verdicts import Verdicts
 
@@ -65,6 +66,15 @@ def test_bars_are_as_long_as_the_accuracies_and_begin_with_the_weakest() -> None
     assert axes.get_xlim() == (0, 100)
     worst = report["pgd"].by_class[1]
     assert axes.collections[-1].get_segments()[0][:, 0].tolist() == pytest.approx([worst.low, worst.high])  # type: ignore[attr-defined]
+
+
+def test_names_of_negative_bars_stay_beside_the_axes() -> None:
+    figure = bars(["ant", "bee"], [Series(name="change", y=[-12.0, 5.0])], title="t", alt="a", y="points")
+    (axes,) = figure.plot.draw(468, 9).axes  # type: ignore[union-attr]
+    low, high = axes.get_xlim()
+    assert low < -12.0
+    assert high > 5.0
+    assert not axes.spines["left"].get_visible()
 
 
 def test_the_same_report_gives_the_same_file(tmp_path: Path) -> None:
