@@ -46,7 +46,7 @@ def _parameter(one: Option) -> inspect.Parameter:
     about = one.about
     settings: dict[str, Any] = {
         "help": _help(one),
-        "metavar": about.metavar or "|".join(one.choices) or None,
+        "metavar": None if one.types == (bool,) else one.metavar,
         "show_default": False,
         "rich_help_panel": about.group,
         "hidden": about.hidden,

@@ -13,8 +13,8 @@ from dataclasses import MISSING, dataclass, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
 from textwrap import fill
-from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from classwise.core.choices import EngineName, Norm, RepairRule
 from classwise.core.errors import InputError, unknown
@@ -86,6 +86,13 @@ class Option:
         return (f"--{self.name.replace('_', '-')}",) if self.about.flags is None else self.about.flags
 
     @property
+    def metavar(self) -> str:
+        """What stands for its value in the help."""
+        by_type = {(int,): "N", (float,): "N", (str, Path): "PATH"}
+        own = self.name.removesuffix("s") if self.several else self.name
+        return self.about.metavar or "|".join(self.choices) or by_type.get(self.types, own.upper())
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """The values it accepts, if they are listed."""
         return get_args(self.types[0]) if get_origin(self.types[0]) is Literal else ()
@@ -109,7 +116,8 @@ def options_of(kind: type[Options]) -> tuple[Option, ...]:
     found = []
     for part in fields(kind):
         hint, about = get_args(hints[part.name])
-        types = tuple(one for one in (get_args(hint) if NoneType in get_args(hint) else (hint,)) if one is not NoneType)
+        union = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        types = tuple(one for one in union if one is not NoneType)
         required = part.default is MISSING
         found.append(Option(name=part.name, about=about, types=types, required=required, default=part.default))
     return tuple(found)
@@ -119,31 +127,27 @@ _MODEL = About(
     "Run directory, architecture name (with weights), FILE.py:FACTORY, hf:ORG/NAME, timm:NAME, onnx:FILE, ...",
     DATA,
     python="Also a torch.nn.Module, which stays on its device; images are NCHW in [0, 1].",
-    metavar="MODEL",
 )
 _DATA = About(
     "Data set name, folder:PATH, or FILE.py:FACTORY.",
     DATA,
     python="Also a Dataset, a DataLoader, an iterable of batches or a pair (x, y).",
-    metavar="DATA",
 )
 _OBJECTS = (
     "One or several; also attack objects of classwise, torchattacks, foolbox, ART and AutoAttack, and functions "
     "attack(model, x, y)."
 )
-_EPS = About("Radius of the ball, as 0.03 or 8/255.", ATTACK, unset="that of the attack, else 8/255", metavar="EPS")
+_EPS = About("Radius of the ball, as 0.03 or 8/255.", ATTACK, unset="that of the attack, else 8/255")
 _NORM = About("Norm of the ball: Linf or L2.", ATTACK, unset="that of the attack, else Linf")
-_WEIGHTS = About("Weights file: .safetensors, or .pt loaded without running code.", DATA, metavar="FILE")
-_SEED = About("Random seed.", RUN, metavar="N")
+_WEIGHTS = About("Weights file: .safetensors, or .pt loaded without running code.", DATA)
+_SEED = About("Random seed.", RUN)
 _ENGINE = About(
     "auto or compiled: attacks search on an optimized copy of the model; eager: on the model itself. Verdicts are "
     "always those of the model itself.",
     RUN,
 )
-_BATCH_SIZE = About(
-    "Images per batch; does not change results.", RUN, unset="as many as fit", metavar="N", least=1, recorded=False
-)
-_DEVICE = About("cpu, cuda, cuda:1, ...", RUN, unset="a GPU if there is one", metavar="DEVICE", recorded=False)
+_BATCH_SIZE = About("Images per batch; does not change results.", RUN, unset="as many as fit", least=1, recorded=False)
+_DEVICE = About("cpu, cuda, cuda:1, ...", RUN, unset="a GPU if there is one", recorded=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,17 +163,14 @@ class EvaluateOptions(Options):
             ATTACK,
             python=_OBJECTS,
             flags=("--attack",),
-            metavar="SPEC",
         ),
     ] = ("pgd",)
     eps: Annotated[float | str | None, _EPS] = None
     norm: Annotated[Norm | None, _NORM] = None
     weights: Annotated[str | Path | None, _WEIGHTS] = None
-    split: Annotated[str, About("Data split.", DATA, metavar="SPLIT")] = "test"
+    split: Annotated[str, About("Data split.", DATA)] = "test"
     classes: Annotated[Sequence[str] | None, About("Class names.", DATA, only="python", recorded=False)] = None
-    per_class: Annotated[
-        int | None, About("Use the first N images of each class.", DATA, unset="all", metavar="N", least=1)
-    ] = None
+    per_class: Annotated[int | None, About("Use the first N images of each class.", DATA, unset="all", least=1)] = None
     seed: Annotated[int, _SEED] = 0
     engine: Annotated[EngineName, _ENGINE] = "auto"
     exhaustive: Annotated[
@@ -181,7 +182,6 @@ class EvaluateOptions(Options):
             "Stop once the worst class's 95% interval is within ±N percentage points.",
             ATTACK,
             unset="attack all images",
-            metavar="N",
         ),
     ] = None
     margins: Annotated[
@@ -192,8 +192,7 @@ class EvaluateOptions(Options):
         ),
     ] = False
     out: Annotated[
-        str | Path | None,
-        About("Directory for the verdicts, report.json and report.html.", OUTPUT, metavar="DIR", required=True),
+        str | Path | None, About("Directory for the verdicts, report.json and report.html.", OUTPUT, required=True)
     ] = None
     trust: Annotated[bool, About("Allow executing TorchScript (torchscript:FILE).", DATA)] = False
     batch_size: Annotated[int | None, _BATCH_SIZE] = None
@@ -211,14 +210,7 @@ class TrainOptions(Options):
     """Options of a training run."""
 
     recipe: Annotated[
-        Any,
-        About(
-            "Recipe name (see classwise list recipes) or TOML file.",
-            RECIPE,
-            python="Also a Recipe.",
-            flags=(),
-            metavar="RECIPE",
-        ),
+        Any, About("Recipe name (see classwise list recipes) or TOML file.", RECIPE, python="Also a Recipe.", flags=())
     ]
     overrides: Annotated[
         Any,
@@ -239,21 +231,15 @@ class TrainOptions(Options):
             metavar="N,N,...",
         ),
     ] = None
-    out: Annotated[str | Path, About("Run directory.", OUTPUT, metavar="DIR")]
+    out: Annotated[str | Path, About("Run directory.", OUTPUT)]
     device: Annotated[Any, _DEVICE] = None
     processes: Annotated[
         int,
         About(
-            "Split every batch among N processes, each on its own GPU if there are GPUs.",
-            RUN,
-            only="command",
-            metavar="N",
-            least=1,
+            "Split every batch among N processes, each on its own GPU if there are GPUs.", RUN, only="command", least=1
         ),
     ] = 1
-    workers: Annotated[
-        int, About("Number of runs to train at a time, each in its own process.", RUN, metavar="N", least=1)
-    ] = 1
+    workers: Annotated[int, About("Number of runs to train at a time, each in its own process.", RUN, least=1)] = 1
     loggers: Annotated[
         Any,
         About(
@@ -261,7 +247,6 @@ class TrainOptions(Options):
             OUTPUT,
             python="Also objects with the methods of Logger.",
             flags=("--log",),
-            metavar="NAME",
         ),
     ] = ()
     resume: Annotated[bool, About("Continue an interrupted run.", RUN)] = False
@@ -284,7 +269,6 @@ class RepairOptions(Options):
             "Minimum robust accuracy of the worst class in percent, cross-validated on the fitting images; not "
             "guaranteed on test images (method bias).",
             REPAIR,
-            metavar="PERCENT",
         ),
     ] = None
     rule: Annotated[
@@ -296,45 +280,34 @@ class RepairOptions(Options):
             unset="rho",
         ),
     ] = None
-    method: Annotated[
-        str, About("Repair method as NAME or NAME:key=value; see classwise list repairs.", REPAIR, metavar="SPEC")
-    ] = "bias"
+    method: Annotated[str, About("Repair method as NAME or NAME:key=value; see classwise list repairs.", REPAIR)] = (
+        "bias"
+    )
     eps: Annotated[float | str | None, replace(_EPS, unset="that of the training, else 8/255")] = None
     norm: Annotated[Norm | None, replace(_NORM, unset="that of the training, else Linf")] = None
     split: Annotated[
         str | None,
         About(
-            "Data split to fit to, as train; test is refused.",
-            DATA,
-            unset="the validation images of a run directory",
-            metavar="SPLIT",
+            "Data split to fit to, as train; test is refused.", DATA, unset="the validation images of a run directory"
         ),
     ] = None
-    per_class: Annotated[
-        int | None, About("Fit to N random images of each class.", REPAIR, unset="all", metavar="N", least=1)
-    ] = None
+    per_class: Annotated[int | None, About("Fit to N random images of each class.", REPAIR, unset="all", least=1)] = (
+        None
+    )
     targets: Annotated[
         int | None,
         About(
             "Number of wrong classes attacked per image, the most likely first (method bias).",
             REPAIR,
             unset="all, at most 19",
-            metavar="N",
         ),
     ] = None
     test: Annotated[Any, About("Test images.", TEST, only="python", unset="the test split of data")] = None
     attacks: Annotated[
-        Any,
-        About(
-            "Attack or corruptions of the test evaluation.",
-            TEST,
-            python=_OBJECTS,
-            flags=("--attack",),
-            metavar="SPEC",
-        ),
+        Any, About("Attack or corruptions of the test evaluation.", TEST, python=_OBJECTS, flags=("--attack",))
     ] = ("fast", "corruptions:severity=3")
     test_per_class: Annotated[
-        int | None, About("Use the first N test images of each class.", TEST, unset="all", metavar="N", least=1)
+        int | None, About("Use the first N test images of each class.", TEST, unset="all", least=1)
     ] = None
     evaluate: Annotated[
         bool, About("Evaluate the original and the repaired model on test images.", TEST, unset="on")
@@ -346,12 +319,7 @@ class RepairOptions(Options):
     engine: Annotated[EngineName, _ENGINE] = "auto"
     out: Annotated[
         str | Path | None,
-        About(
-            "Directory for the repaired model, repair.json, repair.html and the evaluations.",
-            OUTPUT,
-            metavar="DIR",
-            required=True,
-        ),
+        About("Directory for the repaired model, repair.json, repair.html and the evaluations.", OUTPUT, required=True),
     ] = None
     resume: Annotated[bool, About("Continue an interrupted margin search or test evaluation.", RUN)] = False
 
