@@ -129,7 +129,9 @@ def _read(attack: BallAttack | str) -> BallAttack:
     if isinstance(attack, BallAttack):
         return attack
     name, _, settings = attack.partition(":")
-    registry = import_module(__package__).ATTACKS  # looked up by name, because it lists this attack too
+    registry: Mapping[str, type[BallAttack]] = import_module(
+        __package__
+    ).ATTACKS  # by name, as it lists this attack too
     return build("attack", registry, Spec.parse(f"{name}:{settings.replace(':', ',')}"))
 
 
