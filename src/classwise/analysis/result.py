@@ -70,8 +70,8 @@ class AnalysisResult:
         return [self.finding]
 
     def tables(self) -> list[Table]:
-        """Return every frame as a table of text."""
-        return [table_of(title, frame) for title, frame in self.frames.items() if len(frame)]
+        """Return every frame as a table of text, the shortest first."""
+        return [table_of(title, frame) for title, frame in sorted(self.frames.items(), key=_length) if len(frame)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``NAME.json``; numbers that are not finite are null."""
@@ -165,6 +165,10 @@ def p_text(p_value: float | None) -> str:
     (', p = 0.031', ', p < 0.001', '')
     """
     return "" if p_value is None else ", p < 0.001" if p_value < 0.001 else f", p = {p_value:.3f}"
+
+
+def _length(item: tuple[str, pd.DataFrame]) -> int:
+    return len(item[1])
 
 
 def _header(name: str) -> str:

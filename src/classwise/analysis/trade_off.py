@@ -132,7 +132,7 @@ def _result(
         for one in settings
         for part in one.by_class
     ]
-    frames = {"models": frame_of(models_frame), "classes": frame_of(by_class)}
+    frames = {"classes": frame_of(by_class), "models": frame_of(models_frame)}
     return AnalysisResult(
         name="trade-off", finding=finding, values=values, frames=frames, draw=lambda: _figures(values, finding)
     )

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from classwise.analysis import Run, analyze, bias_share
+from classwise.analysis.result import table_of
 from classwise.core.errors import InputError
 from classwise.core.threat import Threat
 from classwise.evaluation.margins import MarginSettings, find_margins
@@ -188,7 +189,7 @@ def test_many_classes_of_few_images(save: Save) -> None:
     assert len(bars.plot.names) == 20
     assert "the 20 weakest classes" in bars.title
     assert (worst.title, tenth.title) == ("Average against worst class", "Average against weakest tenth")
-    assert len(found.tables()[0].rows) == 20
+    assert len(table_of("classes", found.frame).rows) == 20
     assert len(found.frame) == 43 * (2 * 5 + 3)
 
 

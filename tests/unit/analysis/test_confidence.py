@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from classwise.analysis import Run, confidence
 from classwise.analysis.confidence import cvc
 from classwise.analysis.model_outputs import attacked_outputs, natural_outputs
+from classwise.analysis.result import table_of
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.metrics.calibration import BINS, bin_of, expected_calibration_error
@@ -154,7 +155,7 @@ def test_constant_model_and_absent_classes(tmp_path: Path) -> None:
     assert found.natural.cvc_with_robustness.value is None
     assert found.trajectory.label == 0
     assert found.figures()
-    assert found.tables()[0].rows[-1] == ["d", "3", "fgsm", *["–"] * 4, "0"]
+    assert table_of("classes", found.frame).rows[-1] == ["d", "3", "fgsm", *["–"] * 4, "0"]
 
 
 def test_thousand_classes(tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_thousand_classes(tmp_path: Path) -> None:
     assert found.natural.by_class[0].cvc.n == 1
     assert found.natural.by_class[0].cvc.low is None
     assert len(found.figures()) == 5
-    assert len(found.tables()[0].rows) == 20
+    assert len(table_of("classes", found.frame).rows) == 20
 
 
 def test_bad_input(trained: Path, make_run) -> None:

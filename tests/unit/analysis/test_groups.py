@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from classwise.analysis import groups
 from classwise.analysis.groups import affinity_of, eigengap, spectral_groups
+from classwise.analysis.result import table_of
 from classwise.core.errors import InputError
 
 PLANTED = [(6, [3, 3]), (9, [3, 3, 3]), (12, [4, 8]), (12, [3, 3, 3, 3]), (20, [4, 5, 5, 6]), (30, [5] * 6)]
@@ -161,7 +162,7 @@ def test_many_classes(make_run) -> None:
     found = groups(make_run("many", counts.tolist()))
     assert {frozenset(group.labels) for group in found.groups} == partition(block)
     assert len(found.finding) < 200
-    assert "and 8 more" in found.tables()[1].rows[0][0]
+    assert "and 8 more" in table_of("groups", found.frames["groups"]).rows[0][0]
     assert len(found.figures()[0].plot.to_json()) < 25_000_000
 
 

@@ -16,6 +16,7 @@ from scipy.stats import bootstrap
 
 from classwise.analysis import Run, margins
 from classwise.analysis.margins import _area, bisected, survival
+from classwise.analysis.result import table_of
 from classwise.core.errors import InputError
 
 
@@ -171,7 +172,7 @@ def test_unbroken_images_and_absent_classes(tmp_path: Path) -> None:
         assert first.mean == found.radii[-1]
         assert found.frame["radius"].isna().sum() == 10
         assert found.figures()
-        assert found.tables()[1].rows[-1][:3] == ["c", "2", "–"]
+        assert table_of("classes", found.frames["classes"]).rows[-1][:3] == ["c", "2", "–"]
 
 
 def test_thousand_classes(tmp_path: Path) -> None:

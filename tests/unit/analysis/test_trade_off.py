@@ -49,7 +49,7 @@ def test_weight_sweep_changes_one_class(swept: Path) -> None:
     assert line["controls"]["weight_adv"][3] == pytest.approx(8 / 1.7)
     assert line["controls"]["weight_adv"][0] == pytest.approx(1 / 1.7)
     assert len(found.figures()) == 2
-    assert len(found.frames["classes"]) == 40
+    assert len(found.frame) == 40
 
 
 def test_beta_sweep(swept: Path) -> None:

@@ -17,6 +17,7 @@ from scipy.stats import norm, spearmanr
 
 import classwise as cw
 from classwise.analysis import universality
+from classwise.analysis.result import table_of
 from classwise.config.recipes import load_recipe
 from classwise.core.errors import InputError
 from classwise.reporting.pages import answers_page
@@ -157,7 +158,7 @@ def test_equal_classes_have_no_order(make: Make) -> None:
     assert found.pairs[0].agreement.value == pytest.approx(
         float(spearmanr(CORRECT["base-1"][:5], CORRECT["lenet-0"][:5]).statistic), abs=1e-4
     )
-    assert "–" in found.tables()[1].rows[0]
+    assert "–" in table_of("settings", found.frames["settings"]).rows[0]
     assert found.figures()[0].plot.data[0].z[0][0] is None
     json.dumps(found.to_dict(), allow_nan=False)
 
