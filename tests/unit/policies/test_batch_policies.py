@@ -186,5 +186,5 @@ def test_faal_refuses_invalid_settings() -> None:
     with pytest.raises(InputError, match="radius must be positive, got 0"):
         FAAL(radius=0)
     clean = LossTerms(nat=torch.zeros(2), adv=torch.zeros(2), beta=0.0, logits_nat=torch.zeros(2, 3))
-    with pytest.raises(InputError, match="faal needs attacked images"):
+    with pytest.raises(InputError, match="faal needs adversarial images"):
         FAAL().on_batch(clean, torch.tensor([0, 1]))

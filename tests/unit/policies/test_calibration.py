@@ -64,10 +64,10 @@ def test_beta_vector_is_equation_5() -> None:
 @for_each(
     ("beta", "line"),
     [
-        ("6+6", "beta has 2 numbers for 3 classes"),
-        (6.0, "beta has 1 numbers for 3 classes"),
+        ("6+6", "beta must have one number for each of 3 classes, got 2"),
+        (6.0, "beta must have one number for each of 3 classes, got 1"),
         ({"dgo": 0.5}, "unknown class 'dgo': did you mean 'dog'"),
-        ({"dog": 0.5, "1": 3.0}, "beta names class 'dog' twice"),
+        ({"dog": 0.5, "1": 3.0}, "beta contains class 'dog' twice"),
         ({"3": 0.5}, "class 3 does not exist: there are 3"),
         ("6+6+-1", "beta must be finite and not negative, got -1.0"),
         ({"dog": "inf"}, "beta must be finite and not negative, got inf"),
@@ -83,9 +83,9 @@ def test_beta_vector_refuses_invalid_settings(beta: object, line: str) -> None:
 
 
 def test_beta_vector_needs_a_beta_on_both_sides() -> None:
-    with pytest.raises(InputError, match="beta-vector needs beta: a number for every class"):
+    with pytest.raises(InputError, match="beta-vector needs beta: one number per class"):
         build("policy", POLICIES, "beta-vector")
-    with pytest.raises(InputError, match="scales the objective's beta, which is 0"):
+    with pytest.raises(InputError, match="needs an objective with beta above 0"):
         BetaVector(beta={"dog": 0.5}).start(Task(classes=ANIMALS.classes, beta=0.0))
 
 
@@ -104,9 +104,9 @@ def test_fixed_weights_by_hand() -> None:
         (None, "needs weights"),
         ({"dog": -1.0}, "not negative"),
         ({"dgo": 1.0}, "did you mean 'dog'"),
-        ({"dog": 1.0, "1": 2.0}, "weights names class 'dog' twice"),
-        ((0.0, 0.0, 0.0), "zero for every class"),
-        ((1.0, 1.0), "weights has 2 numbers for 3 classes"),
+        ({"dog": 1.0, "1": 2.0}, "weights contains class 'dog' twice"),
+        ((0.0, 0.0, 0.0), "must be positive for at least one class"),
+        ((1.0, 1.0), "weights must have one number for each of 3 classes, got 2"),
     ],
 )
 def test_bad_fixed_weights(weights: Any, line: str) -> None:
@@ -230,7 +230,7 @@ def test_dafa_moves_nothing_to_or_from_a_class_without_examples() -> None:
     [
         ("cfa:lambda1=0", "lambda1 must be positive, got 0.0"),
         ("cfa:lambda2=-1", "lambda2 must not be negative, got -1.0"),
-        ("cfa:begin=0", "begin must be at least 1: the first epoch has no statistics; got 0"),
+        ("cfa:begin=0", "begin must be at least 1, as the first epoch has no statistics, got 0"),
         ("dafa:lam=0", "lam must be positive, got 0.0"),
         ("dafa:warmup=0", "warmup must be at least 1, got 0"),
     ],

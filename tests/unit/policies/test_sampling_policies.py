@@ -110,8 +110,8 @@ def test_cfol_never_gives_a_class_less_than_its_part_of_gamma() -> None:
     ("settings", "message"),
     [
         ({"eta": 0}, "eta must be positive, got 0"),
-        ({"gamma": 0}, "gamma must lie above 0 and not above 1, got 0"),
-        ({"gamma": 1.5}, "gamma must lie above 0 and not above 1, got 1.5"),
+        ({"gamma": 0}, "gamma must be above 0 and at most 1, got 0"),
+        ({"gamma": 1.5}, "gamma must be above 0 and at most 1, got 1.5"),
         ({"mode": "smapling"}, "did you mean 'sampling'?"),
     ],
 )

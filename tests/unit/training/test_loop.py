@@ -248,7 +248,7 @@ def test_recipe_object_and_overrides(tmp_path: Path) -> None:
         ({"augment": {"crop": 8}}, "augment.crop = 8 must be smaller than the image (8 pixels)"),
         ({"seed": 10**23}, "seed"),
         ({"model": "small-cnn"}, "the model fails on images of 1x8x8"),
-        ({"attack": {"norm": "L2"}}, "PGD asks for norm = L2, elsewhere it is Linf"),
+        ({"attack": {"norm": "L2"}}, "PGD has norm = L2, elsewhere it is Linf"),
     ],
 )
 def test_bad_recipes_start_nothing(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:

@@ -47,7 +47,7 @@ class Adapter:
 def adapt(thing: Any) -> Adapter:
     """Return the adapter of an attack object or a function."""
     if isinstance(thing, type):
-        raise InputError(f"{thing.__name__} is not an attack: it is a class; pass {thing.__name__}(...)")
+        raise InputError(f"{thing.__name__} is not an attack: {EXPECTED}; it is a class: pass {thing.__name__}(...)")
     for package, methods, adapter in ADAPTERS:
         if is_from(thing, package) and any(hasattr(thing, method) for method in methods):
             return adapter(thing, package)
