@@ -129,9 +129,7 @@ def _read(attack: BallAttack | str) -> BallAttack:
     if isinstance(attack, BallAttack):
         return attack
     name, _, settings = attack.partition(":")
-    registry: Mapping[str, type[BallAttack]] = import_module(
-        __package__
-    ).ATTACKS  # by name, as it lists this attack too
+    registry: Mapping[str, type[BallAttack]] = import_module(__package__).ATTACKS  # lists this attack too
     return build("attack", registry, Spec.parse(f"{name}:{settings.replace(':', ',')}"))
 
 
