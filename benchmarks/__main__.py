@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 from torch import nn
@@ -15,11 +15,11 @@ from benchmarks.growth import bench_growth
 from benchmarks.models import digits_net
 from benchmarks.result import Bench, check_place
 from benchmarks.train import bench_training
-from classwise.api.resolve import checked_engine
 from classwise.cli.console import ConsoleProgress, guarded, print_error
 from classwise.config.recipes import load_recipe, parse_overrides
+from classwise.core.choices import EngineName
 from classwise.core.devices import pick_device
-from classwise.core.errors import InputError
+from classwise.core.errors import InputError, unknown
 from classwise.data import ImageSet, load_data
 from classwise.evaluation.perturbations import read_attack, read_perturbations
 from classwise.models.load import load_model
@@ -73,7 +73,7 @@ def evaluate(
             rounds=rounds,
             peers=peers,
             seed=seed,
-            engine=checked_engine(engine),
+            engine=_engine(engine),
             progress=ConsoleProgress(),
         ),
         out,
@@ -150,6 +150,13 @@ def _finish(measure: Callable[[], Bench], out: Path | None, as_json: bool) -> No
         typer.echo(f"files: {out / 'bench.md'}, bench.svg, bench.json")
     if found.content["interrupted"]:
         raise typer.Exit(130)
+
+
+def _engine(engine: str) -> EngineName:
+    """Return an engine by its name."""
+    if engine not in get_args(EngineName):
+        raise unknown("engine", engine, get_args(EngineName))
+    return cast(EngineName, engine)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import classwise as cw
-from benchmarks.measure import Clock, Measured, Passes, check_rounds, compete, spread
+from benchmarks.measure import Clock, Measured, check_rounds, compete, spread
 from benchmarks.peers import Settings, peers_of, version_of
 from benchmarks.result import OURS, Bench, circumstances, interval, memory, protocol, seconds, table, times
 from classwise.accelerate import search_model
@@ -28,6 +28,7 @@ from classwise.attacks.adapters.call import untouched
 from classwise.core.choices import EngineName
 from classwise.core.errors import InputError
 from classwise.core.model_calls import blamed_on_the_model, device_of, dtype_of, exact, logits_of
+from classwise.core.pass_counter import Passes
 from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
@@ -134,7 +135,7 @@ class Arena:
         return Judged(
             robust=round((overall.value or 0) / 100 * overall.n),
             rejected=info.rejected,
-            passes=Passes(info.forwards, info.backwards),
+            passes=Passes(forwards=info.forwards, backwards=info.backwards),
         )
 
 

@@ -15,16 +15,17 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from classwise.core.errors import InputError, one_line
+from classwise.core.pass_counter import Passes, count_passes
 from classwise.core.progress import SILENT, Progress
 
 T = TypeVar("T")
@@ -34,14 +35,6 @@ Clock = Callable[[], float]
 SAMPLE_SECONDS = 0.002
 """Time between two readings of the resident memory."""
 STATM = Path("/proc/self/statm")
-
-
-@dataclass(slots=True)
-class Passes:
-    """Images that went through a model, and gradients that came back to images."""
-
-    forwards: int = 0
-    backwards: int = 0
 
 
 @dataclass(slots=True)
@@ -85,7 +78,7 @@ def compete(
 
     def warm_up(name: str) -> Measured[M] | None:
         try:
-            with peak_memory(device) as peak, counting(*(modules or {}).get(name, ())) as passes:
+            with peak_memory(device) as peak, count_passes(*(modules or {}).get(name, ())) as passes:
                 seconds, result = timed(clock, runs[name])
             return Measured(result=check(result), warm_up=seconds, passes=passes, peak_bytes=peak.bytes)
         except Exception as error:  # foreign code may raise anything
@@ -159,33 +152,6 @@ def check_rounds(rounds: int) -> None:
     """Require at least one round."""
     if rounds < 1:
         raise InputError(f"rounds must be at least 1, got {rounds}")
-
-
-@contextmanager
-def counting(*modules: nn.Module) -> Iterator[Passes]:
-    """Count the passes through modules, none of which calls another.
-
-    A forward hook counts the images of each batch, and a hook on these images counts as many again for every gradient
-    that reaches them.
-    """
-    passes = Passes()
-
-    def back(gradient: Tensor) -> None:
-        passes.backwards += len(gradient)
-
-    def enter(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        x = inputs[0]
-        passes.forwards += len(x)
-        if not (x.requires_grad and torch.is_grad_enabled()):
-            return None
-        x = x.view_as(x)  # one view per pass, so that a second pass of the same images is counted once
-        x.register_hook(back)
-        return x, *inputs[1:]
-
-    with ExitStack() as stack:
-        for module in modules:
-            stack.callback(module.register_forward_pre_hook(enter).remove)
-        yield passes
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of
 from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
-from classwise.core.types import MeasuredAttack
+from classwise.core.types import Attack
 from classwise.data.batches import ordered
 from classwise.reporting.estimates import Estimate, estimate
 from classwise.reporting.figures import COLOURS, DASHES, INK, Figure, Series, bars, lines
@@ -163,7 +163,7 @@ def bisected(attack: Attack, distance: Callable[[Tensor], Floats], n: int, start
 
 def _smallest_radii(
     run: Run,
-    search: MeasuredAttack,
+    search: Attack,
     x: Tensor,
     y: Tensor,
     rows: Tensor,

@@ -22,7 +22,7 @@ from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, exact, frozen, logits_of
 from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
-from classwise.core.types import MeasuredAttack
+from classwise.core.types import Attack
 from classwise.data.batches import ordered
 from classwise.data.splits import balanced_subset
 from classwise.evaluation.perturbations import read_perturbations
@@ -105,7 +105,7 @@ def selected_examples(run: Run, per_class: int | None) -> NDArray[np.int64]:
     return np.asarray(index[balanced_subset(run.verdicts.label, per_class, run.num_classes)])
 
 
-def attack_of(run: Run, attack: str) -> MeasuredAttack:
+def attack_of(run: Run, attack: str) -> Attack:
     """Return an attack with the radius and the norm of the report."""
     threat = run.report.threat
     perturbations = read_perturbations([attack], threat.eps_text, threat.norm)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,9 +15,8 @@ from classwise.attacks import Fast
 from classwise.config.options import EvaluateOptions, RepairOptions
 from classwise.config.recipes import repaired_recipe
 from classwise.config.spec import Spec
-from classwise.core.choices import EngineName
 from classwise.core.devices import pick_device
-from classwise.core.errors import InputError, unknown
+from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of
 from classwise.data import ImageSet
 from classwise.evaluation.perturbations import Perturbations
@@ -67,13 +66,6 @@ def recipe_of(directory: RunDirectory) -> Mapping[str, Any]:
         return dict(contents.get("training", {}).get("asked", {}))
     made = contents["repair"]
     return repaired_recipe(made.get("trained", {}), made["asked"]["method"], made["asked"]["choice"])
-
-
-def checked_engine(engine: str) -> EngineName:
-    """Return an engine by its name."""
-    if engine not in get_args(EngineName):
-        raise unknown("engine", engine, get_args(EngineName))
-    return cast(EngineName, engine)
 
 
 def make_settings(

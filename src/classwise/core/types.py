@@ -306,9 +306,6 @@ class Attack(Protocol):
         """Which of the remaining examples a stage attacks."""
 
 
-MeasuredAttack = Attack
-
-
 class Corruption(Protocol):
     """A change of the images that knows no model and no ball. A frozen dataclass; its repr is its identity."""
 

@@ -24,7 +24,7 @@ import torch
 from scipy.special import betaincinv
 
 from classwise.core.streams import ExampleNoise
-from classwise.core.types import MeasuredAttack, Selection
+from classwise.core.types import Attack, Selection
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.reporting.effort import AuditInfo
@@ -43,7 +43,7 @@ AUDITED, MAX_AUDITED = 0.02, 100
 class Cascade:
     """The stages of an attack and the verdicts that they have filled so far."""
 
-    stages: Mapping[str, MeasuredAttack]
+    stages: Mapping[str, Attack]
     """In order, by the names of their columns."""
     selects: Mapping[str, Selection]
     """Which survivors each stage is run on."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 from classwise.attacks import ATTACKS
 from classwise.attacks.adapters import as_attack
@@ -27,13 +27,10 @@ class Perturbations:
     threat: Threat
 
 
-def read_perturbations(
-    given: Any, eps: float | str | None = None, norm: str | None = None, *, exhaustive: bool = False
-) -> Perturbations:
+def read_perturbations(given: Any, eps: float | str | None = None, norm: str | None = None) -> Perturbations:
     """Read one or several specs, attack objects of this package or of another library, or functions.
 
-    The threat is the one passed here, else that of the attacks, else Linf 8/255. ``exhaustive`` sets ``exhaustive`` of
-    the attack ``fast``.
+    The threat is the one passed here, else that of the attacks, else Linf 8/255.
     """
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     attacks, corruptions = [], []
@@ -44,10 +41,7 @@ def read_perturbations(
             corruptions.extend(make_corruptions(one))
         else:
             attack = read_attack(one)
-            attack = replace(cast(Any, attack), exhaustive=True) if exhaustive and attack.has_audit else attack
             attacks.append((one if isinstance(one, str) else repr(attack), attack))
-    if exhaustive and not any(attack.has_audit for _, attack in attacks):
-        raise InputError("exhaustive applies to the attack fast only: add fast to the attacks, or drop exhaustive")
     threat = _common_threat([attack for _, attack in attacks], eps, norm)
     keys = _keys(attacks)
     _refuse_repetition([*keys, *(corruption.key for corruption in corruptions)])

@@ -26,7 +26,7 @@ from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, has_gradients
 from classwise.core.progress import Progress
 from classwise.core.threat import Threat
-from classwise.core.types import Corruption, MeasuredAttack
+from classwise.core.types import Attack, Corruption
 from classwise.data import ImageSet, ordered
 from classwise.data.derived import known_superclasses
 from classwise.evaluation.adaptive import Rounds
@@ -53,7 +53,7 @@ from classwise.storage.verdicts import WORST_CASE, Verdicts
 class EvaluationSettings:
     """Attacks and settings of an evaluation: with model and images, everything that decides the verdicts."""
 
-    attacks: Mapping[str, tuple[str, MeasuredAttack]]
+    attacks: Mapping[str, tuple[str, Attack]]
     """Spec and attack, by the key in the report."""
     corruptions: Mapping[str, Corruption]
     threat: Threat

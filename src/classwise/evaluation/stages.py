@@ -21,7 +21,7 @@ from classwise.core.model_calls import blamed_on_the_model, device_of
 from classwise.core.pass_counter import count_passes
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
-from classwise.core.types import AttackCall, Corruption, Effort, MeasuredAttack, Selection
+from classwise.core.types import Attack, AttackCall, Corruption, Effort, Selection
 from classwise.data import ImageSet, ordered
 from classwise.evaluation.batching import BatchLoop
 from classwise.evaluation.fast import Cascade
@@ -39,16 +39,16 @@ class AttackParts:
 
     key: str
     spec: str
-    attack: MeasuredAttack
-    variants: Mapping[str, MeasuredAttack]
+    attack: Attack
+    variants: Mapping[str, Attack]
     """Attacks of a grid, of which the strongest counts; empty for a single attack."""
-    stages: Mapping[str, MeasuredAttack]
+    stages: Mapping[str, Attack]
     """Attacks of an ensemble, in order; empty for a single attack."""
     selects: Mapping[str, Selection]
     """Which survivors each stage is run on."""
 
     @classmethod
-    def of(cls, key: str, spec: str, attack: MeasuredAttack, num_classes: int) -> AttackParts:
+    def of(cls, key: str, spec: str, attack: Attack, num_classes: int) -> AttackParts:
         """Split an attack into its parts."""
         name, stages = key.partition(":")[0], attack.stages(num_classes)
         return cls(
@@ -61,7 +61,7 @@ class AttackParts:
         )
 
     @property
-    def units(self) -> Mapping[str, MeasuredAttack]:
+    def units(self) -> Mapping[str, Attack]:
         """What is run: the variants, the stages, or the attack itself."""
         return self.variants or self.stages or {self.key: self.attack}
 
@@ -148,9 +148,7 @@ def run_corruption(run: Run, key: str, corruption: Corruption, rows: Bools) -> N
     run.loop.run(key, rows & (column == PENDING), fill)
 
 
-def attack_batch(
-    run: Run, key: str, attack: MeasuredAttack, x: Tensor, y: Tensor, index: Tensor
-) -> tuple[Tensor, Effort]:
+def attack_batch(run: Run, key: str, attack: Attack, x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Effort]:
     """Return the attacked images of one batch and the effort. Deterministic for given examples."""
     searched = run.searched if attack.uses_optimized_copy else run.model
     noise = ExampleNoise(_stream(run.seed, attack), index)
@@ -165,9 +163,7 @@ def attack_batch(
         return attack.run(AttackCall(searched, x, y, generator=noise))
 
 
-def _search(
-    run: Run, key: str, attack: MeasuredAttack, before: Ints, column: Ints, rows: Bools, selected: Bools
-) -> None:
+def _search(run: Run, key: str, attack: Attack, before: Ints, column: Ints, rows: Bools, selected: Bools) -> None:
     """Fill a column: attack the selected survivors of the column before, and copy the other predictions from it."""
     verdicts, size = run.verdicts, len(column)
     forwards = verdicts.forwards.setdefault(key, np.zeros(size, dtype=np.int64))
@@ -192,6 +188,6 @@ def _search(
     run.loop.run(key, rows & attacked & (column == PENDING), fill)
 
 
-def _stream(seed: int, perturbation: MeasuredAttack | Corruption) -> int:
+def _stream(seed: int, perturbation: Attack | Corruption) -> int:
     """The random stream of an attack or corruption, derived from its settings."""
     return int(digest(str(seed), repr(perturbation))[:15], 16)
