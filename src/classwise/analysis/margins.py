@@ -57,7 +57,7 @@ MOST_CURVES = 16
 ENDS = 4
 
 Search = Literal["nearest", "bisection", "grid"]
-Attack = Callable[[Tensor], Tensor]
+AttackAtRadii = Callable[[Tensor], Tensor]
 """From radii (N,) to attacked images."""
 
 
@@ -138,7 +138,9 @@ def survival(radius: Floats, grid: Floats) -> list[float]:
     return [round(100 * float(share), 4) for share in (radius[:, None] > grid).mean(0)]
 
 
-def bisected(attack: Attack, distance: Callable[[Tensor], Floats], n: int, start: float, largest: float) -> Floats:
+def bisected(
+    attack: AttackAtRadii, distance: Callable[[Tensor], Floats], n: int, start: float, largest: float
+) -> Floats:
     """Return (N,) the smallest distances found; infinity where no radius up to the largest breaks the image.
 
     ``distance`` maps attacked images to their distances, infinity for correctly classified ones.
