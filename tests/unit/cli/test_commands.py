@@ -243,7 +243,7 @@ def test_bad_input_is_one_line_and_exit_2(runs: Path, tmp_path: Path, arguments:
         (["check", "{run}", "--min-worst", "nan"], "a limit is a percentage from 0 to 100, got nan"),
         (["check", "{run}", "--fail-on", "warn"], "unknown severity 'warn': did you mean 'warning'?"),
         (["compare", "{run}", "{run}", "--out", "{tmp}"], "is a directory: --out names the page's file"),
-        (["check", "{tmp}", "--min-worst", "1"], "holds no report.json"),
+        (["check", "{tmp}", "--min-worst", "1"], "contains no report.json"),
         (["check", "{run}", "--min-worst", "1", "--attack", "pgdd"], "unknown result 'pgdd': did you mean 'pgd'?"),
     ],
 )
