@@ -241,10 +241,10 @@ def test_bad_input_is_one_line_and_exit_2(runs: Path, tmp_path: Path, arguments:
         (["compare", "{tmp}", "{run}"], "contains no report.json: evaluate the model first"),
         (["check", "{run}"], "nothing to check"),
         (["check", "{run}", "--no-worse-than", "{run}", "--alpha", "5"], "alpha must be between 0 and 1, got 5"),
-        (["check", "{run}", "--min-worst", "nan"], "a limit is a percentage from 0 to 100, got nan"),
+        (["check", "{run}", "--min-worst", "nan"], "a limit must be a percentage from 0 to 100, got nan"),
         (["check", "{run}", "--fail-on", "warn"], "unknown severity 'warn': did you mean 'warning'?"),
         (["compare", "{run}", "{run}", "--out", "{tmp}"], "is a directory: --out expects a file"),
-        (["check", "{tmp}", "--min-worst", "1"], "holds no report.json"),
+        (["check", "{tmp}", "--min-worst", "1"], "contains no report.json"),
         (["check", "{run}", "--min-worst", "1", "--attack", "pgdd"], "unknown result 'pgdd': did you mean 'pgd'?"),
     ],
 )
