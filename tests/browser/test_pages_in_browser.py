@@ -218,10 +218,10 @@ def test_first_screen_holds_verdict_and_bars(opened: Page) -> None:
 
 
 def luminance(page: Page, selector: str, rule: str) -> float:
-    colour = page.evaluate(
+    color = page.evaluate(
         f"getComputedStyle(document.querySelector({selector!r})).{rule}.match(/[\\d.]+/g).slice(0, 3).map(Number)"
     )
-    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in colour)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in color)]
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
 

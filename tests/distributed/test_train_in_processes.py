@@ -112,7 +112,10 @@ def test_killed_process_ends_the_others(tmp_path: Path) -> None:
 
 
 def test_indivisible_batches_start_nothing(tmp_path: Path) -> None:
-    for number, complaint in (("4", "batch_size = 3 is too small for 4 processes"), ("0", "expected 1")):
+    for number, complaint in (
+        ("4", "batch_size = 3 is too small for 4 processes"),
+        ("0", "processes must be at least 1, got 0"),
+    ):
         code, said, complained = train(tmp_path, "digits/wat", "run", "-o", "batch_size=3", "--processes", number)
         assert (code, said) == (2, "")
         assert complaint in complained

@@ -1,6 +1,6 @@
 """Analyses of why classes differ: one per file, each from run directories to an ``AnalysisResult``.
 
-Adding one takes its file and an entry of ``ANALYSES``.
+Adding one takes its file and an entry of ``ANALYSES``. Imports everything below ``studies`` and ``cli``.
 """
 
 from __future__ import annotations

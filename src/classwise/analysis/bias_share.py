@@ -37,7 +37,7 @@ from classwise.metrics import worst_class
 from classwise.repairs.accuracy import tenth_of
 from classwise.repairs.frontier import WEIGHTS, Objective, Weak
 from classwise.reporting.estimates import ClassEstimate, estimate, share
-from classwise.reporting.figures import COLOURS, INK, Figure, Series, bars, points
+from classwise.reporting.figures import INK, SERIES_COLORS, Figure, Series, bars, points
 from classwise.storage.margins import Margins
 
 LOSSES = (0.5, 1.0, 2.0)
@@ -348,9 +348,9 @@ def _frontier_figure(values: Record, key: str, name: str, finding: str) -> Figur
         return Series(name=label, x=[point.average for point in found], y=[point[key] for point in found], **look)
 
     names, start = [one.model for one in values.models], [one.frontier[0] for one in values.models]
-    frontiers = [series(one.model, one.frontier, colour=COLOURS[i]) for i, one in enumerate(values.models)]
+    frontiers = [series(one.model, one.frontier, color=SERIES_COLORS[i]) for i, one in enumerate(values.models)]
     return points(
-        [*frontiers, series("without biases", start, text=names, colour=INK, symbol="diamond")],
+        [*frontiers, series("without biases", start, text=names, color=INK, symbol="diamond")],
         title=f"Average against {name}",
         alt=f"Frontiers of the average against the {name} by class biases, on held-out images. {finding}",
         x="average robust accuracy, %",

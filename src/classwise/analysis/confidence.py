@@ -39,7 +39,7 @@ from classwise.core.streams import ExampleNoise
 from classwise.data.batches import ordered
 from classwise.metrics.calibration import BINS, bin_of, expected_calibration_error
 from classwise.reporting.estimates import ClassEstimate, Estimate, estimate, share
-from classwise.reporting.figures import COLOURS, DASHES, SOFT, Figure, Series, bars, lines, points
+from classwise.reporting.figures import DASHES, SERIES_COLORS, SOFT, Figure, Series, bars, lines, points
 from classwise.storage.verdicts import NATURAL
 
 Floats = NDArray[np.float64]
@@ -288,7 +288,7 @@ def _figures(values: Record, finding: str) -> list[Figure]:
             y=f"accuracy in %, {values.attack}",
         ),
         lines(
-            [*reliability, Series(name="perfect calibration", x=[0, 100], y=[0, 100], colour=SOFT, dash="dot")],
+            [*reliability, Series(name="perfect calibration", x=[0, 100], y=[0, 100], color=SOFT, dash="dot")],
             title="Reliability diagram",
             alt=f"Accuracy over confidence in {BINS} bins. {finding}",
             x=f"confidence in %, mean of each of {BINS} bins",
@@ -316,7 +316,7 @@ def _trajectory_figure(values: Record) -> Figure:
                     name=f"{values.classes[label]}{' (label)' if place == 0 else ''}, 1/T = {inv_t:g}",
                     x=[0, *(moment.steps for moment in moments)],
                     y=[100 * shares[label] for shares in (path.natural, *(one.probabilities for one in moments))],
-                    colour=COLOURS[place],
+                    color=SERIES_COLORS[place],
                     dash=DASHES[number % len(DASHES)],
                 )
             )

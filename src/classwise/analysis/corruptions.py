@@ -24,7 +24,7 @@ from classwise.core.errors import InputError
 from classwise.metrics import class_variance, max_class_difference
 from classwise.reporting.corruptions import CorruptionResult
 from classwise.reporting.estimates import ClassEstimate, Estimate, estimate
-from classwise.reporting.figures import COLOURS, Figure, Series, heatmap, lines
+from classwise.reporting.figures import SERIES_COLORS, Figure, Series, heatmap, lines
 from classwise.storage.verdicts import NATURAL
 
 
@@ -177,11 +177,11 @@ def _figures(values: Record, parts: list[Record], finding: str) -> list[Figure]:
     if any(len(one.severities) > 1 for one in values.families):
         series = []
         for place, one in enumerate(values.families):
-            x, color = [part.severity for part in one.severities], COLOURS[place % len(COLOURS)]
+            x, color = [part.severity for part in one.severities], SERIES_COLORS[place % len(SERIES_COLORS)]
             average = [part.overall.value for part in one.severities]
             worst = [_worst(part.by_class).value for part in one.severities]
-            series.append(Series(name=one.family, x=x, y=average, colour=color))
-            series.append(Series(name=f"{one.family}, worst class", x=x, y=worst, colour=color, dash="dash"))
+            series.append(Series(name=one.family, x=x, y=average, color=color))
+            series.append(Series(name=f"{one.family}, worst class", x=x, y=worst, color=color, dash="dash"))
         found.append(
             lines(
                 series,

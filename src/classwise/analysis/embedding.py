@@ -25,7 +25,7 @@ from classwise.analysis.run import Run
 from classwise.analysis.superclasses import Superclasses, membership, superclasses_of
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
-from classwise.reporting.figures import COLOURS, SYMBOLS, Figure, Series, points
+from classwise.reporting.figures import SERIES_COLORS, SYMBOLS, Figure, Series, points
 from classwise.storage.verdicts import NATURAL
 
 Floats = NDArray[np.float64]
@@ -194,8 +194,8 @@ def _figure(values: Record, finding: str, what: str, names: list[str], member: l
                     name=names[number],
                     x=x[group == number].tolist(),
                     y=y[group == number].tolist(),
-                    colour=COLOURS[number % len(COLOURS)],
-                    symbol=SYMBOLS[number // len(COLOURS) % len(SYMBOLS)] + end,
+                    color=SERIES_COLORS[number % len(SERIES_COLORS)],
+                    symbol=SYMBOLS[number // len(SERIES_COLORS) % len(SYMBOLS)] + end,
                 )
             )
     axes = ["first of two dimensions", "second of two dimensions"]

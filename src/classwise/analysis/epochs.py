@@ -24,12 +24,12 @@ from classwise.analysis.result import AnalysisResult, Record, frame_of
 from classwise.analysis.run import Run
 from classwise.core.errors import InputError
 from classwise.metrics import class_variance
-from classwise.reporting.figures import COLOURS, DASHES, INK, Figure, Series, lines
+from classwise.reporting.figures import DASHES, INK, SERIES_COLORS, Figure, Series, lines
 from classwise.reporting.part import Part
 from classwise.storage.verdicts import NATURAL
 
 ROBUST = "robust"
-LOOKS = [(color, dash) for dash in DASHES for color in COLOURS if color != "#000000"]
+LOOKS = [(color, dash) for dash in DASHES for color in SERIES_COLORS if color != "#000000"]
 """Color and dash of the classes; black is the average."""
 
 
@@ -147,13 +147,13 @@ def _figure(name: str, curve: Record, values: Record) -> Figure:
         y=[one.overall for one in curve.epochs],
         low=[one.worst.value for one in curve.epochs],
         high=[one.best.value for one in curve.epochs],
-        colour=INK,
+        color=INK,
     )
     own = []
     for place, label in enumerate(values.shown):
         color, dash = LOOKS[place % len(LOOKS)]
         accuracies = [shares[label] for shares in curve.by_class]
-        own.append(Series(name=values.classes[label], x=x, y=accuracies, colour=color, dash=dash))
+        own.append(Series(name=values.classes[label], x=x, y=accuracies, color=color, dash=dash))
     some = f", {len(values.shown)} of {len(values.classes)} classes" if len(own) < len(values.classes) else ""
     return lines(
         [average, *own],

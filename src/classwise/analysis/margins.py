@@ -43,7 +43,7 @@ from classwise.core.streams import ExampleNoise
 from classwise.core.types import Attack
 from classwise.data.batches import ordered
 from classwise.reporting.estimates import Estimate, estimate
-from classwise.reporting.figures import COLOURS, DASHES, INK, Figure, Series, bars, lines
+from classwise.reporting.figures import DASHES, INK, SERIES_COLORS, Figure, Series, bars, lines
 
 Floats = NDArray[np.float64]
 PRECISION = 0.005
@@ -280,14 +280,14 @@ def _figures(values: Record, finding: str) -> list[Figure]:
             name=part["class"],
             x=values.radii,
             y=part.curve,
-            colour=COLOURS[place % len(COLOURS)],
-            dash=DASHES[place // len(COLOURS) % len(DASHES)],
+            color=SERIES_COLORS[place % len(SERIES_COLORS)],
+            dash=DASHES[place // len(SERIES_COLORS) % len(DASHES)],
         )
         for place, part in enumerate(drawn)
     ]
     return [
         lines(
-            [*curves, Series(name="all", x=values.radii, y=values.overall, colour=INK, dash="dashdot")],
+            [*curves, Series(name="all", x=values.radii, y=values.overall, color=INK, dash="dashdot")],
             title="Robustness curves",
             alt=f"Share of each class of {values.model} that survives a radius. {finding}",
             x=f"radius ({values.norm})",

@@ -19,7 +19,7 @@ from classwise.analysis.run import MOST_RUNS, Run, compare_runs, condition, open
 from classwise.core.errors import InputError
 from classwise.reporting.comparison import Row
 from classwise.reporting.estimates import ClassEstimate
-from classwise.reporting.figures import COLOURS, Figure, Series, bars
+from classwise.reporting.figures import SERIES_COLORS, Figure, Series, bars
 from classwise.reporting.figures import radar as radar_figure
 
 SIGNIFICANT = 0.05
@@ -126,8 +126,8 @@ def _figures(values: Record, finding: str) -> list[Figure]:
         bars(
             names,
             [
-                Series(name=one.model, y=[one.differences[label].points for label in shown], colour=color)
-                for one, color in zip(values.models[1:], COLOURS[1:], strict=False)
+                Series(name=one.model, y=[one.differences[label].points for label in shown], color=color)
+                for one, color in zip(values.models[1:], SERIES_COLORS[1:], strict=False)
             ],
             title=title.format(f"Difference to {base} by class"),
             alt=alt,

@@ -91,7 +91,7 @@ def _norms(run: Run, name: str, attack: str | None, seed: int) -> Record:
         attack=key,
         layer=layer,
         features=head.in_features,
-        normalised=isinstance(head, HypersphereHead),
+        normalized=isinstance(head, HypersphereHead),
         by_class=[
             Record(norm=norm, norm_scaled=long, natural=part, robust=attacked, robust_scaled=strong)
             for norm, long, part, attacked, strong in zip(norms, scaled(norms), natural, robust, strengths, strict=True)
@@ -123,7 +123,7 @@ def _row(one: Record, part: Record) -> dict[str, object]:
 def _finding(one: Record) -> str:
     if one.robust.spearman.value is None:
         return f"{one.model}: weight norms cannot be correlated with accuracies (too few classes, or no variation)"
-    unused = ", although the layer divides the weights by their norm" if one.normalised else ""
+    unused = ", although the layer divides the weights by their norm" if one.normalized else ""
     return (
         f"{one.model}: the weight norm of a class and its accuracy {condition(one.attack)} have a Spearman coefficient "
         f"of {one.robust.spearman.with_p}{unused}"

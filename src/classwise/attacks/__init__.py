@@ -1,4 +1,7 @@
-"""Attacks: one a file. Each is a frozen dataclass, called as ``attack(model, x, y)``."""
+"""Attacks: one per file. Each is a frozen dataclass, called as ``attack(model, x, y)``.
+
+Imports ``core``, ``config`` and ``storage``.
+"""
 
 from __future__ import annotations
 

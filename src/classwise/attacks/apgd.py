@@ -68,7 +68,7 @@ class APGD(GradientAttack):
             raise InputError(f"eot must be at least 1, got {self.eot}")
 
     def search(self, problem: Problem) -> Tensor:
-        result = problem.ball.centre.clone()
+        result = problem.ball.center.clone()
         rows = torch.arange(len(problem), device=result.device)
         walk, step = self._begin(problem), self._step(problem)
         reviews = checkpoints(self.steps)
@@ -201,12 +201,12 @@ def random_start(problem: Problem) -> Tensor:
     """Return a random point on the surface of the ball, clipped to the box."""
     ball = problem.ball
     if ball.norm == "L2":
-        direction = unit(problem.noise.normal(ball.centre))
+        direction = unit(problem.noise.normal(ball.center))
     else:
-        draw = 2 * problem.noise.uniform(ball.centre) - 1
+        draw = 2 * problem.noise.uniform(ball.center) - 1
         largest = draw.flatten(1).abs().amax(1)
         direction = draw / per_pixel(largest.clamp_min(torch.finfo(draw.dtype).tiny), draw)
-    return ball.project(ball.centre + ball.radius * direction)
+    return ball.project(ball.center + ball.radius * direction)
 
 
 def checkpoints(steps: int) -> dict[int, int]:

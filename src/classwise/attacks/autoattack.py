@@ -95,7 +95,7 @@ class AutoAttack(BallAttack):
 
 def in_turn(stages: Callable[[int], Mapping[str, BallAttack]], problem: Problem) -> Tensor:
     """Run the stages for the model's number of classes on one batch, each on the survivors of those before."""
-    result = problem.ball.centre.clone()
+    result = problem.ball.center.clone()
     rows = torch.arange(len(problem), device=result.device)
     natural = problem.logits(result)
     alive = natural.argmax(1) == problem.y

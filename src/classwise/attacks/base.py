@@ -155,9 +155,9 @@ class BallAttack(AnyAttack):
     @final
     def run(self, call: AttackCall) -> tuple[Tensor, Effort]:
         with self.searching(call) as problem:
-            found = self.perturb(problem).detach() if len(call.x) else problem.ball.centre
+            found = self.perturb(problem).detach() if len(call.x) else problem.ball.center
             finite = per_pixel(found.flatten(1).isfinite().all(1), found)
-            result = problem.ball.project(torch.where(finite, found, problem.ball.centre))
+            result = problem.ball.project(torch.where(finite, found, problem.ball.center))
             return result.to(call.x.device), problem.counter.effort
 
     @contextmanager

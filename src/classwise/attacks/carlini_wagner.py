@@ -80,7 +80,7 @@ class CarliniWagner(MinimumNormAttack):
         return problem.ball.project(self.minimize(problem, problem.ball.radius.flatten()).x)
 
     def smallest(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        images = problem.ball.centre.clone()
+        images = problem.ball.center.clone()
         distances = images.new_full((len(images),), torch.inf)
         for targets in self.targets_in_turn(problem):
             found = self.minimize(replace(problem, targets=targets), torch.zeros_like(distances))
@@ -119,7 +119,7 @@ class CarliniWagner(MinimumNormAttack):
             gradient, failing, logits = problem.gradient(x, self._failing(problem))
             fooled = _lead(problem)(logits) > self.confidence
             fooled_once[rows] |= fooled
-            delta = x - problem.ball.centre
+            delta = x - problem.ball.center
             size, smallest = self.size(delta), nearest.sizes[rows]
             nearer = fooled & (size < smallest)
             nearest.x[rows] = torch.where(per_pixel(nearer | smallest.isinf(), x), x, nearest.x[rows])

@@ -94,7 +94,7 @@ class CosinePGD(GradientAttack):
         def gaps(logits: Tensor) -> Tensor:
             return logits.gather(1, problem.y[:, None]) - logits.gather(1, nearest)
 
-        gradients, gap, _ = problem.gradients(problem.ball.centre, gaps)
+        gradients, gap, _ = problem.gradients(problem.ball.center, gaps)
         flat = gradients.flatten(2)
         slope = flat.abs().sum(2) if problem.ball.norm == "Linf" else flat.norm(dim=2)
         distance = gap / slope.clamp_min(torch.finfo(slope.dtype).tiny)

@@ -37,12 +37,12 @@ class CWL2(CarliniWagner):
     initial_c: Number = 0.001
 
     def minimize(self, problem: Problem, enough: Tensor) -> Nearest:
-        centre = problem.ball.centre
-        nearest = Nearest(centre.clone(), torch.full_like(enough, torch.inf))
+        center = problem.ball.center
+        nearest = Nearest(center.clone(), torch.full_like(enough, torch.inf))
         c = torch.full_like(enough, self.initial_c)
         low, high = torch.zeros_like(c), torch.full_like(c, torch.inf)
         for _ in range(self.search_steps):
-            fooled = self.descend(problem, c, centre, nearest, enough)
+            fooled = self.descend(problem, c, center, nearest, enough)
             low, high = torch.where(fooled, low, c), torch.where(fooled, c, high)
             c = torch.where(high.isinf(), 10 * c, (low + high) / 2)
         return nearest

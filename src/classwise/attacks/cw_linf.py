@@ -51,7 +51,7 @@ class CWLinf(CarliniWagner):
             raise InputError(f"tau_decrease must lie between 0 and 1, got {self.tau_decrease}")
 
     def minimize(self, problem: Problem, enough: Tensor) -> Nearest:
-        nearest = Nearest(problem.ball.centre.clone(), torch.full_like(enough, torch.inf))
+        nearest = Nearest(problem.ball.center.clone(), torch.full_like(enough, torch.inf))
         for attempt in range(self.search_steps):
             c = torch.full_like(enough, self.initial_c * 10**attempt)
             self.descend(problem, c, nearest.x, nearest, enough)

@@ -51,7 +51,7 @@ class EstimationAttack(BallAttack):
         return torch.cat([self._search(problem.take(group)) for group in groups])
 
     def _search(self, problem: Problem) -> Tensor:
-        result = problem.ball.centre.clone()
+        result = problem.ball.center.clone()
         rows = torch.arange(len(problem), device=result.device)
         state = self.begin(problem)
         for iteration in range(self.iterations):

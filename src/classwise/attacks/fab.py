@@ -83,7 +83,7 @@ class FAB(MinimumNormAttack):
             raise InputError(f"final_search must not be negative, got {self.final_search}")
 
     def search(self, problem: Problem) -> Tensor:
-        return self._within_radius(problem, problem.ball.centre)
+        return self._within_radius(problem, problem.ball.center)
 
     @property
     def retry(self) -> Search:
@@ -91,13 +91,13 @@ class FAB(MinimumNormAttack):
 
     def smallest(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """Return the nearest images of all targets and restarts, each search run to its end, and their distances."""
-        centre = problem.ball.centre
-        best, sizes = centre.clone(), centre.new_full((len(problem),), torch.inf)
+        center = problem.ball.center
+        best, sizes = center.clone(), center.new_full((len(problem),), torch.inf)
         for targets in self.targets_in_turn(problem):
             attempt = replace(problem, targets=targets)
             for restart in range(self.restarts):
                 within = torch.minimum(sizes.view_as(problem.ball.radius), problem.ball.radius)
-                start = centre if restart == 0 else _random_start(problem, within / 2)
+                start = center if restart == 0 else _random_start(problem, within / 2)
                 found, size = self._minimize(attempt, start, enough=torch.zeros_like(sizes))
                 better = size < sizes
                 best, sizes = _where(better, found, best), torch.where(better, size, sizes)
@@ -155,16 +155,16 @@ class FAB(MinimumNormAttack):
     def _record(self, problem: Problem, enough: Tensor, x: Tensor, found: Tensor, sizes: Tensor) -> State:
         """Keep misclassified points that are nearer than before, and move them back towards the image."""
         survives = problem.survives(x)
-        size = _size(x - problem.ball.centre, problem.ball.norm)
+        size = _size(x - problem.ball.center, problem.ball.norm)
         better = ~survives & (size < sizes) & (sizes > enough)
         found = _where(better | sizes.isinf(), x, found)
-        back = problem.ball.centre + self.beta * (x - problem.ball.centre)
+        back = problem.ball.center + self.beta * (x - problem.ball.center)
         return _where(survives, x, back), found, torch.where(better, size, sizes)
 
     def _cross(self, problem: Problem, x: Tensor) -> Tensor:
         """Return points beyond the nearest boundary, between the projections of the current points and the images."""
         norm = problem.ball.norm
-        here, home = x.flatten(1), problem.ball.centre.flatten(1)
+        here, home = x.flatten(1), problem.ball.center.flatten(1)
         normal, value, from_here = _nearest_boundary(problem, x)
         # The value at the image is that of the tangent, not of the model.
         from_home = to_hyperplane(home, normal, value + (normal * (home - here)).sum(1), norm)
@@ -235,13 +235,13 @@ def _nearest_boundary(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor, Tens
 
 def _random_start(problem: Problem, radius: Tensor) -> Tensor:
     """Return a random point at this distance (B, 1, 1, 1) from the image, clipped to the box."""
-    centre = problem.ball.centre
+    center = problem.ball.center
     if problem.ball.norm == "L2":
-        direction = unit(problem.noise.normal(centre))
+        direction = unit(problem.noise.normal(center))
     else:
-        direction = 2 * problem.noise.uniform(centre) - 1
-        direction = direction / _size(direction, "Linf").view_as(radius).clamp_min(torch.finfo(centre.dtype).tiny)
-    return (centre + radius * direction).clamp(0, 1)
+        direction = 2 * problem.noise.uniform(center) - 1
+        direction = direction / _size(direction, "Linf").view_as(radius).clamp_min(torch.finfo(center.dtype).tiny)
+    return (center + radius * direction).clamp(0, 1)
 
 
 def _size(delta: Tensor, norm: Norm) -> Tensor:

@@ -57,7 +57,7 @@ class GradientAttack(BallAttack):
     @final
     def perturb(self, problem: Problem) -> Tensor:
         """Try every target, in every restart, each on the examples that survived the attempts before."""
-        result = problem.ball.centre.clone()
+        result = problem.ball.center.clone()
         attacked, problem = self.without_target_class(problem)
         if not len(attacked):
             return result
@@ -118,7 +118,7 @@ class GradientAttack(BallAttack):
             return [None]
         if problem.targets_checked:
             return [problem.targets]
-        natural = problem.logits(problem.ball.centre)
+        natural = problem.logits(problem.ball.center)
         num_classes = natural.shape[1]
         if problem.targets is not None:
             _check_targets(problem.targets, problem.y, num_classes)

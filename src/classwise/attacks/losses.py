@@ -107,7 +107,7 @@ def make_loss(name: LossName, problem: Problem) -> Loss:
             "dlr": targeted_dlr(y, targets),
         }[name]
     if name == "kl":
-        return divergence(problem.logits(problem.ball.centre))
+        return divergence(problem.logits(problem.ball.center))
     return {"ce": log_odds, "margin": margin, "dlr": dlr}[name](y)
 
 

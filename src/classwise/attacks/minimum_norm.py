@@ -29,7 +29,7 @@ class MinimumNormAttack(GradientAttack):
         """
         diameter = 1.0 if (self.norm or self.norms[0]) == "Linf" else math.sqrt(max(1, x[:1].numel()))
         with replace(self, eps=diameter).searching(AttackCall(model, x, y, generator=generator)) as problem:
-            images = problem.ball.centre.clone()
+            images = problem.ball.center.clone()
             distances = images.new_full((len(images),), torch.inf)
             rows, problem = self.without_target_class(problem)
             if len(rows):

@@ -53,8 +53,8 @@ class NAttack(EstimationAttack):
             raise InputError(f"learning_rate must be positive, got {self.learning_rate}")
 
     def begin(self, problem: Problem) -> State:
-        centre = problem.ball.centre
-        return (torch.atanh((2 * centre - 1) * (1 - 1e-6)) + 0.001 * problem.noise.normal(centre),)
+        center = problem.ball.center
+        return (torch.atanh((2 * center - 1) * (1 - 1e-6)) + 0.001 * problem.noise.normal(center),)
 
     def image(self, problem: Problem, state: State) -> Tensor:
         (w,) = state

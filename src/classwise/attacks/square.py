@@ -79,9 +79,9 @@ class Square(BallAttack):
 
     def perturb(self, problem: Problem) -> Tensor:
         begin, propose = (stripes, squares) if problem.ball.norm == "Linf" else (tiles, bumps)
-        result = problem.ball.centre.flatten(2)
+        result = problem.ball.center.flatten(2)
         rows = torch.arange(len(result), device=result.device)
-        shape = problem.ball.centre.shape[1:]
+        shape = problem.ball.center.shape[1:]
         x, score = begin(problem), self._score(problem.y)
         best = score(problem.logits(x.view(-1, *shape)))
         best = torch.where(best.isnan(), -torch.inf, best)
@@ -109,7 +109,7 @@ class Square(BallAttack):
         Most proposals are rejected. So the next few are evaluated together as if none were accepted; the first better
         one is accepted, and those after it are evaluated again from the changed image. The result is the same.
         """
-        result, rows = problem.ball.centre.clone(), torch.arange(len(x), device=x.device)
+        result, rows = problem.ball.center.clone(), torch.arange(len(x), device=x.device)
         blocks = list(self._blocks(x.shape[1:], "Linf"))
         draw = torch.cat(
             [draws(problem, count, 2 + x.shape[1]) for _, count in blocks] or [x.new_empty(len(x), 0, 5)], 1
@@ -195,7 +195,7 @@ def proposals_ahead(examples: int, rate: float, gpu: bool) -> int:
 def stripes(problem: Problem) -> Tensor:
     """Return the start in Linf: every column of every channel at one of its bounds."""
     ball = problem.ball
-    channels, _, width = ball.centre.shape[1:]
+    channels, _, width = ball.center.shape[1:]
     up = draws(problem, channels, 1, width) < 0.5
     return torch.where(up, ball.high, ball.low).flatten(2)
 
@@ -203,7 +203,7 @@ def stripes(problem: Problem) -> Tensor:
 def squares(problem: Problem, x: Tensor, side: int, count: int) -> Iterator[Tensor]:
     """Yield proposals in Linf: one window at the bounds of its pixels, with a random sign per channel."""
     ball = problem.ball
-    height, width = ball.centre.shape[2:]
+    height, width = ball.center.shape[2:]
     bounds = torch.cat([ball.low.flatten(2), ball.high.flatten(2)], 2)
     draw = draws(problem, count, 2 + x.shape[1])
     corners = places_of(draw[..., :2], side, height, width)
@@ -233,23 +233,23 @@ def windows(problem: Problem, x: Tensor, draw: Tensor, side: Tensor) -> Tensor:
 def tiles(problem: Problem) -> Tensor:
     """Return the start in L2: a grid of bumps, five on the shorter side, with random signs per tile and channel."""
     ball = problem.ball
-    batch, channels, height, width = ball.centre.shape
+    batch, channels, height, width = ball.center.shape
     side = max(min(height, width) // 5, 1)
     down, across = height // side, width // side
     draw = draws(problem, channels + 1, down, across)
-    sign = torch.where(draw[:, :-1] < 0.5, 1.0, -1.0).to(ball.centre)[..., None, None]
-    shape = bumps_of(side, ball.centre).view(2, side, side)[(draw[:, -1:] < 0.5).long()]
+    sign = torch.where(draw[:, :-1] < 0.5, 1.0, -1.0).to(ball.center)[..., None, None]
+    shape = bumps_of(side, ball.center).view(2, side, side)[(draw[:, -1:] < 0.5).long()]
     delta = (sign * shape).transpose(3, 4).reshape(batch, channels, down * side, across * side)
     top, left = (height - down * side) // 2, (width - across * side) // 2
     delta = pad(delta, (left, width - across * side - left, top, height - down * side - top))
-    return ball.project(ball.centre + delta * (ball.radius / math.sqrt(channels * down * across))).flatten(2)
+    return ball.project(ball.center + delta * (ball.radius / math.sqrt(channels * down * across))).flatten(2)
 
 
 def bumps(problem: Problem, x: Tensor, side: int, count: int) -> Iterator[Tensor]:
     """Yield proposals in L2: one window is set to the image, and a bump in another one fills the ball."""
     ball = problem.ball
-    channels, height, width = ball.centre.shape[1:]
-    centre, radius = ball.centre.flatten(2), ball.radius.flatten(2)
+    channels, height, width = ball.center.shape[1:]
+    center, radius = ball.center.flatten(2), ball.radius.flatten(2)
     draw = draws(problem, count, 5 + channels)
     filled, emptied = (places_of(draw[..., at : at + 2], side, height, width) for at in (0, 2))
     shapes, lying = bumps_of(side, x)[:, None], (draw[..., 4] < 0.5).long()
@@ -257,14 +257,14 @@ def bumps(problem: Problem, x: Tensor, side: int, count: int) -> Iterator[Tensor
     window = window_of(side, width, x.device).expand(len(x), channels, -1)
     for first, second, turn, sign in zip(*(part.unbind(1) for part in (filled, emptied, lying, signs)), strict=True):
         to, of = first + window, second + window
-        delta = x - centre
+        delta = x - center
         unused = (radius.square() - delta.square().sum((1, 2), keepdim=True)).clamp_min(0)
         old = delta.gather(2, to)
         freed = _energy(old) + _energy(delta.scatter_(2, to, 0).gather(2, of))
         new = sign * shapes[turn] + old * _energy(old).clamp_min(TINY).rsqrt()
         new = new * ((freed + unused / channels) / _energy(new).clamp_min(TINY)).sqrt()
-        candidate = x.scatter(2, of, centre.gather(2, of))
-        yield candidate.scatter_(2, to, (centre.gather(2, to) + new).clamp(0, 1))
+        candidate = x.scatter(2, of, center.gather(2, of))
+        yield candidate.scatter_(2, to, (center.gather(2, to) + new).clamp(0, 1))
 
 
 def _energy(window: Tensor) -> Tensor:
@@ -274,7 +274,7 @@ def _energy(window: Tensor) -> Tensor:
 
 def draws(problem: Problem, *shape: int) -> Tensor:
     """Return uniform random numbers (B, *shape), in float32 as in half precision they may round up to one."""
-    return problem.noise.uniform(problem.ball.centre.new_empty(len(problem), *shape, dtype=torch.float32))
+    return problem.noise.uniform(problem.ball.center.new_empty(len(problem), *shape, dtype=torch.float32))
 
 
 def places_of(draw: Tensor, side: int, height: int, width: int) -> Tensor:

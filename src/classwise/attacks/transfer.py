@@ -101,7 +101,7 @@ class Transfer(BallAttack):
         return self.attack_on_substitute.selects(stage)
 
     def perturb(self, problem: Problem) -> Tensor:
-        substitute, x = self.substitute, problem.ball.centre
+        substitute, x = self.substitute, problem.ball.center
         if not isinstance(substitute, nn.Module):
             raise InputError(f"the substitute {str(substitute)!r} is not loaded: pass a module, or use evaluate")
         try:

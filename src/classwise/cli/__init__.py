@@ -1,4 +1,4 @@
-"""The commands, one per module. The only package that prints."""
+"""The commands, one per module. The only package that prints. Imports everything."""
 
 from __future__ import annotations
 

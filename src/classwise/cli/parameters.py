@@ -18,7 +18,9 @@ EXAMPLES = "Examples:"
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel="Output")]
 Figures = Annotated[
     Path | None,
-    typer.Option(help="Save the charts as SVG and PNG to this directory.", metavar="DIR", rich_help_panel="Output"),
+    typer.Option(
+        help="Save the charts as SVG, PDF and PNG to this directory.", metavar="DIR", rich_help_panel="Output"
+    ),
 ]
 
 

@@ -62,7 +62,7 @@ class Threat:
         stretch = stretch.view(-1, *[1] * (x.dim() - 1))
         radius = self.eps * stretch
         return Ball(
-            centre=x,
+            center=x,
             radius=radius,
             stretch=stretch,
             low=(x - radius).clamp_min(0),
@@ -75,7 +75,7 @@ class Threat:
 class Ball:
     """The feasible set of each example of a batch."""
 
-    centre: Tensor
+    center: Tensor
     radius: Tensor
     """(B, 1, 1, 1)."""
     stretch: Tensor
@@ -87,18 +87,18 @@ class Ball:
 
     def take(self, rows: Tensor) -> Ball:
         """Return the balls of some examples."""
-        names = ("centre", "radius", "stretch", "low", "high")
+        names = ("center", "radius", "stretch", "low", "high")
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
     def project(self, x: Tensor) -> Tensor:
         """Return the nearest feasible point (Linf) or a feasible point (L2).
 
-        For L2 the point is scaled onto the ball and then clipped to the box. The centre lies in the box, so
-        clipping moves every coordinate towards the centre's side and never leaves the ball.
+        For L2 the point is scaled onto the ball and then clipped to the box. The center lies in the box, so
+        clipping moves every coordinate towards the center's side and never leaves the ball.
         """
         if self.norm == "L2":
-            delta = x - self.centre
-            x = self.centre + delta * (self.radius / length(delta).clamp_min(1e-12)).clamp_max(1)
+            delta = x - self.center
+            x = self.center + delta * (self.radius / length(delta).clamp_min(1e-12)).clamp_max(1)
         return x.clamp(self.low, self.high)
 
     def step(self, x: Tensor, gradient: Tensor, size: float | Tensor) -> Tensor:
@@ -108,21 +108,21 @@ class Ball:
         return self.project(torch.addcmul(x, size * self.stretch, unit(gradient)))
 
     def start(self, how: Start, noise: Noise) -> Tensor:
-        """Return a starting point: uniform in the ball, the centre plus Gaussian noise (std 0.001), or the centre."""
+        """Return a starting point: uniform in the ball, the center plus Gaussian noise (std 0.001), or the center."""
         if how == "zero":
-            return self.centre.clone()
+            return self.center.clone()
         if how == "gaussian":
-            return self.project(self.centre + 0.001 * noise.normal(self.centre))
+            return self.project(self.center + 0.001 * noise.normal(self.center))
         if self.norm == "Linf":
-            return self.project(self.centre + self.radius * (2 * noise.uniform(self.centre) - 1))
+            return self.project(self.center + self.radius * (2 * noise.uniform(self.center) - 1))
         # Uniform in an L2 ball of dimension d: a uniform direction, and a radius whose d-th power is uniform.
-        direction = noise.normal(self.centre)
-        share = noise.uniform(self.radius) ** (1 / self.centre[0].numel())
-        return self.project(self.centre + self.radius * share * unit(direction))
+        direction = noise.normal(self.center)
+        share = noise.uniform(self.radius) ** (1 / self.center[0].numel())
+        return self.project(self.center + self.radius * share * unit(direction))
 
     def contains(self, x: Tensor) -> Tensor:
         """Return whether points (B,) are finite, within the radius and within [0, 1], up to rounding."""
-        delta = (x - self.centre).flatten(1).double()
+        delta = (x - self.center).flatten(1).double()
         if self.norm == "Linf":
             size, allowed = delta.abs().amax(1), TOLERANCE
         else:

@@ -370,7 +370,7 @@ class Objective(Protocol):
 
     @property
     def attack(self) -> Attack | None:
-        """The inner maximisation, or None for training without one."""
+        """The inner maximization, or None for training without one."""
 
     def __call__(
         self,

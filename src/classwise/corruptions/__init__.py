@@ -1,4 +1,7 @@
-"""Natural corruptions of images by noise, blur, weather and digital processing (Hendrycks & Dietterich 2019)."""
+"""Natural corruptions of images by noise, blur, weather and digital processing (Hendrycks & Dietterich 2019).
+
+Imports ``core`` and ``config``.
+"""
 
 from __future__ import annotations
 

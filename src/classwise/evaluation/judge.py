@@ -44,4 +44,4 @@ def judge(model: nn.Module, ball: Ball, x_adv: Tensor) -> tuple[Tensor, Tensor]:
     An image outside its ball or outside [0, 1] is invalid and is replaced by the natural image.
     """
     valid = ball.contains(x_adv)
-    return compute_logits(model, torch.where(valid[:, None, None, None], x_adv, ball.centre)), valid
+    return compute_logits(model, torch.where(valid[:, None, None, None], x_adv, ball.center)), valid

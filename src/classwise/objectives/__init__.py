@@ -1,4 +1,7 @@
-"""Training objectives: one paper a file. Each turns a batch into per-example loss terms."""
+"""Training objectives: one paper per file. Each turns a batch into per-example loss terms.
+
+Imports ``core``, ``config`` and ``attacks``.
+"""
 
 from __future__ import annotations
 

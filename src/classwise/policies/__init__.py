@@ -1,4 +1,7 @@
-"""Policies, the class-wise methods: one paper per file. Each maps class statistics to class controls."""
+"""Policies, the class-wise methods: one paper per file. Each maps class statistics to class controls.
+
+Imports ``core`` and ``config``; never a model, an attack or a loader.
+"""
 
 from __future__ import annotations
 

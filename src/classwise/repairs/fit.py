@@ -1,6 +1,6 @@
 """From a margin matrix to class biases: the frontier, cross-fitted, and the choice of one of its points.
 
-In-sample accuracies are optimistic. So every weight of the frontier is also fitted without each fold of the images and
+In-sample accuracies are optimiztic. So every weight of the frontier is also fitted without each fold of the images and
 scored on that fold. A point is chosen by these cross-validated accuracies, smoothed; reports give their counts. The
 biases that are used come from all images.
 """

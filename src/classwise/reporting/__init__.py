@@ -1,4 +1,7 @@
-"""Reports, comparisons, charts and pages, computed from verdicts. Needs no torch."""
+"""Reports, comparisons, charts and pages, computed from verdicts.
+
+Imports ``core``, ``config``, ``storage`` and ``metrics``; no torch, and nothing that computes.
+"""
 
 from classwise.reporting.comparison import Comparison, compare
 from classwise.reporting.report import ClassReport, load_report

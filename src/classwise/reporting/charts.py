@@ -100,7 +100,7 @@ def class_bars(report: ReportData, key: str) -> Figure:
     worst = frozenset(place for place, label in enumerate(labels) if label in lowest)
     results = [(NATURAL, natural, COLORS["natural"]), (key, result, COLORS["attack"])]
     series = [
-        Series.of(name, [one.by_class[label] for label in labels], colour=color, worst=worst)
+        Series.of(name, [one.by_class[label] for label in labels], color=color, worst=worst)
         for name, one, color in results[key == NATURAL :]
     ]
     overall = result.overall.value
@@ -132,7 +132,7 @@ def model_bars(rows: Sequence[Row], classes: Sequence[str]) -> Figure:
         Series.of(
             row.model,
             [row.by_class[label] for label in labels],
-            colour=color,
+            color=color,
             worst=frozenset(place for place, label in enumerate(labels) if label in marked(row.shares, row.worst)),
         )
         for row, color in zip(rows, MODEL_COLORS, strict=False)
@@ -171,7 +171,7 @@ def average_and_worst(rows: Sequence[Row]) -> Figure | None:
                     x=[row.overall.value],
                     x_low=[row.overall.low],
                     x_high=[row.overall.high],
-                    colour=MODEL_COLORS[place] if place < len(MODEL_COLORS) else COLORS["muted"],
+                    color=MODEL_COLORS[place] if place < len(MODEL_COLORS) else COLORS["muted"],
                 )
                 for place, row, worst in known
             ],
@@ -197,7 +197,7 @@ def class_radar(rows: Sequence[Row], classes: Sequence[str]) -> Figure | None:
         plot=Radar(
             names=classes,
             data=[
-                Series(name=row.model, y=row.shares, colour=color)
+                Series(name=row.model, y=row.shares, color=color)
                 for row, color in zip(rows, MODEL_COLORS, strict=False)
             ],
             unit="%",
@@ -282,7 +282,7 @@ def probe_curves(report: ReportData) -> list[Figure]:
 def _curve(title: str, axis: str, values: Sequence[tuple[str, float | None, str]]) -> Figure:
     told = ", ".join(f"{text} at {axis} {at}" for at, _, text in values)
     plot = Lines(
-        data=[Series(name=title, y=[value for _, value, _ in values], colour=COLORS["attack"])],
+        data=[Series(name=title, y=[value for _, value, _ in values], color=COLORS["attack"])],
         names=[at for at, _, _ in values],
         x=axis,
         height=90,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 FEW_COUNTS = 6
 """Largest count up to which each whole number has a grid line."""
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D1F")
+SERIES_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D1F")
 """Of series, unless they have their own."""
 INK, SOFT = COLORS["ink"], COLORS["muted"]
 LONGEST = 30
@@ -68,7 +68,7 @@ class Series:
     """The interval of a position."""
     text: Sequence[str] | None = None
     """A name for each value."""
-    colour: str | None = None
+    color: str | None = None
     dash: str = "solid"
     symbol: str = "circle"
     """Of points; with the suffix ``-open`` they are not filled."""
@@ -736,7 +736,7 @@ def _plot(axes: Axes, x: Sequence[Any], y: Values, one: Series, place: int, **lo
 
 
 def _color(one: Series, place: int) -> str:
-    return (one.colour or COLOURS[place % len(COLOURS)]).lower()
+    return (one.color or SERIES_COLORS[place % len(SERIES_COLORS)]).lower()
 
 
 def _label(name: str) -> str:

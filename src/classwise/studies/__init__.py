@@ -1,4 +1,7 @@
-"""Studies: runs and the analyses of them, as one validated TOML file such as ``analyses-digits``."""
+"""Studies: runs and the analyses of them, as one validated TOML file such as ``analyses-digits``.
+
+Imports everything below ``cli``.
+"""
 
 from __future__ import annotations
 

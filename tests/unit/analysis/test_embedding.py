@@ -24,10 +24,10 @@ from classwise.core.errors import InputError
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Four classes far apart in pairs, and a fifth without images."""
     random = torch.Generator().manual_seed(0)
-    centres = torch.tensor([[0.1, 0.1, 0.5, 0.5], [0.2, 0.1, 0.5, 0.5], [0.9, 0.9, 0.5, 0.5], [0.8, 0.9, 0.5, 0.5]])
+    centers = torch.tensor([[0.1, 0.1, 0.5, 0.5], [0.2, 0.1, 0.5, 0.5], [0.9, 0.9, 0.5, 0.5], [0.8, 0.9, 0.5, 0.5]])
     y = torch.arange(48) % 4
-    x = centres[y] + 0.01 * torch.rand(48, 4, generator=random)
-    model = Linear(torch.cat([centres, torch.zeros(1, 4)]), -0.5 * torch.cat([centres.square().sum(1), torch.ones(1)]))
+    x = centers[y] + 0.01 * torch.rand(48, 4, generator=random)
+    model = Linear(torch.cat([centers, torch.zeros(1, 4)]), -0.5 * torch.cat([centers.square().sum(1), torch.ones(1)]))
     folder = tmp_path_factory.mktemp("clusters")
     return planted(folder, model, x.view(48, 1, 2, 2), y, ["a", "b", "c", "d", "e"], eps=0.001)
 
@@ -80,8 +80,8 @@ def test_tsne_keeps_clusters_and_is_reproducible(clusters: Run) -> None:
     assert found == again
     assert found.perplexity == 30
     places, labels = found.frame[["x", "y"]].to_numpy(), found.frame["label"].tolist()
-    neighbours = KNeighborsClassifier(5).fit(places[:48], labels[:48])
-    assert neighbours.score(places[48:], labels[48:]) == 1
+    neighbors = KNeighborsClassifier(5).fit(places[:48], labels[:48])
+    assert neighbors.score(places[48:], labels[48:]) == 1
     assert found.overall.natural > 0.8
     assert found.by_superclass.natural > 0.8
     absent = found.by_class[4]
@@ -92,7 +92,7 @@ def test_tsne_keeps_clusters_and_is_reproducible(clusters: Run) -> None:
     (legend,) = picture.draw(600, 10).legends
     assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "c", "d"]
     assert {series.symbol for series in picture.data} == {"circle", "circle-open"}
-    assert len({series.colour for series in picture.data}) == 4
+    assert len({series.color for series in picture.data}) == 4
 
 
 def test_seed_changes_only_the_plane(trained: Path) -> None:
@@ -103,7 +103,7 @@ def test_seed_changes_only_the_plane(trained: Path) -> None:
 
 def test_ten_classes_have_distinct_marks(trained: Path) -> None:
     picture = embedding(trained, attack="fgsm", per_class=2, method="pca").figures()[0].plot
-    looks = {(series.colour, series.symbol) for series in picture.data}
+    looks = {(series.color, series.symbol) for series in picture.data}
     assert len(looks) == 20
 
 

@@ -138,9 +138,9 @@ def test_figure_samples_many_classes(make_training) -> None:
     assert min(average.low) == rows.min()
     assert [drawn.name for drawn in own] == [str(label) for label in found.shown]
     assert list(own[3].y) == rows[:, found.shown[3]].tolist()
-    assert len({(drawn.colour, drawn.dash) for drawn in (average, *own)}) == 13
+    assert len({(drawn.color, drawn.dash) for drawn in (average, *own)}) == 13
     assert "12 of 1000 classes" in figure.title
-    assert figure.plot.layout.shapes[0].x0 == 42
+    assert list(figure.plot.marks.values()) == [42]
     by_epoch = found.frames["epochs"]
     assert by_epoch["epoch"].tolist() == list(range(1, 51))
     assert by_epoch[by_epoch["selected"]]["epoch"].tolist() == [42]

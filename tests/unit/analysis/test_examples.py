@@ -49,7 +49,7 @@ class Images(HTMLParser):
 
 @pytest.fixture
 def colours(tmp_path: Path) -> Run:
-    """Three classes of colour images, each told by the mean of one channel."""
+    """Three classes of color images, each told by the mean of one channel."""
     weight = torch.zeros(3, 3, 4, 4)
     for label in range(3):
         weight[label, label] = 1
@@ -104,10 +104,10 @@ def test_given_indices_and_labels(trained: Path) -> None:
 
 
 def test_png_contains_the_pixels() -> None:
-    colour = np.random.default_rng(0).integers(0, 256, (3, 5, 7))
-    assert np.array_equal(pixels(png(colour / 255)), np.moveaxis(colour, 0, -1))
-    grey = np.array([[[0.0, 1.0, 0.5]]])
-    assert pixels(png(grey)).tolist() == [[0, 255, 128]]
+    color = np.random.default_rng(0).integers(0, 256, (3, 5, 7))
+    assert np.array_equal(pixels(png(color / 255)), np.moveaxis(color, 0, -1))
+    gray = np.array([[[0.0, 1.0, 0.5]]])
+    assert pixels(png(gray)).tolist() == [[0, 255, 128]]
     assert pixels(png(np.array([[[0.2]], [[0.6]]]))).tolist() == [[round(255 * 0.4)]]
     assert pixels(png(np.array([[[-3.0, 7.0]]]))).tolist() == [[0, 255]]
 

@@ -67,7 +67,7 @@ def test_figure_is_closed_and_in_label_order(make_run) -> None:
     assert low == found.models[1].by_class[0].low < 95.0 < high
     differences = found.figures()[1].plot
     assert list(differences.data[0].y) == [35.0, -5.0, -5.0]
-    assert differences.data[0].colour.lower() == axes.lines[1].get_color()
+    assert differences.data[0].color.lower() == axes.lines[1].get_color()
 
 
 def test_natural_and_worst_case_results(make_run) -> None:
@@ -109,7 +109,7 @@ def test_absent_classes_leave_gaps(make_run) -> None:
     missing[1] = 0
     found = radar(make_run("base", BASE), make_run("missing", missing.tolist()))
     assert found.models[1].differences[1].points is None
-    assert list(found.figures()[0].plot.data[1].r) == [95.0, None, 75.0, 95.0]
+    assert list(found.figures()[0].plot.data[1].y) == [95.0, None, 75.0]
     assert found.frame.query("label == 1")["difference_points"].isna().all()
     json.dumps(found.to_dict(), allow_nan=False)
 

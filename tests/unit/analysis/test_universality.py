@@ -159,7 +159,7 @@ def test_equal_classes_have_no_order(make: Make) -> None:
         float(spearmanr(CORRECT["base-1"][:5], CORRECT["lenet-0"][:5]).statistic), abs=1e-4
     )
     assert "–" in table_of("settings", found.frames["settings"]).rows[0]
-    assert found.figures()[0].plot.data[0].z[0][0] is None
+    assert found.figures()[0].plot.z[0][0] is None
     json.dumps(found.to_dict(), allow_nan=False)
 
 

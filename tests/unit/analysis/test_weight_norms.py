@@ -38,7 +38,7 @@ def lengths_run(folder: Path, absent: int | None = None) -> Run:
 def test_known_weights(tmp_path: Path) -> None:
     subject = lengths_run(tmp_path)
     (found,) = weight_norms(subject).models
-    assert (found.layer, found.features, found.normalised) == ("layer", 16, False)
+    assert (found.layer, found.features, found.normalized) == ("layer", 16, False)
     assert [part.norm for part in found.by_class] == pytest.approx([1, 2, 3, 4, 5])
     assert [part.norm_scaled for part in found.by_class] == pytest.approx([0, 0.25, 0.5, 0.75, 1])
     robust = np.array([part.value for part in subject.report["worst-case"].by_class], dtype=float)
@@ -78,7 +78,7 @@ def test_wrapped_models_and_hypersphere_heads(trained: Path, head: str) -> None:
     (found,) = weight_norms(Run(trained, loaded=wrapped)).models
     last = [module for module in inner.modules() if isinstance(module, nn.Linear)][-1]
     assert [part.norm for part in found.by_class] == pytest.approx(last.weight.detach().norm(dim=1).tolist())
-    assert found.normalised == (head == "hypersphere")
+    assert found.normalized == (head == "hypersphere")
     assert ("although the layer divides" in weight_norms(Run(trained, loaded=wrapped)).finding) == (
         head == "hypersphere"
     )

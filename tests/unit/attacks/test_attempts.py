@@ -62,7 +62,7 @@ def test_attempts_start_at_different_points(model: nn.Module, batch: tuple[Tenso
     class Recorder(PGD):
         def search(self, problem: Problem) -> Tensor:
             starts.extend(problem.ball.start("uniform", problem.noise).split(len(x)))
-            return problem.ball.centre
+            return problem.ball.center
 
     Recorder(eps=EPS, restarts=3)(model, x, y, generator=ExampleNoise(0, torch.arange(len(x))))
     assert len(starts) == 3

@@ -164,12 +164,12 @@ def affine_problem(pixels: int, num_classes: int, seed: int) -> tuple[Affine, Te
 def trained_problem(pixels: int, hidden: int, num_classes: int, seed: int) -> tuple[Folded, Tensor, Tensor]:
     """A network trained to tell one blob of images per class from the others, and images it gets right."""
     random = np.random.default_rng(seed)
-    centres = max(
+    centers = max(
         (random.uniform(0.15, 0.85, size=(num_classes, pixels)) for _ in range(200)),
         key=lambda c: min(np.linalg.norm(c[i] - c[j]) for i in range(num_classes) for j in range(i)),
     )
     labels = np.arange(120) % num_classes
-    images = np.clip(centres[labels] + 0.1 * random.normal(size=(120, pixels)), 0, 1)
+    images = np.clip(centers[labels] + 0.1 * random.normal(size=(120, pixels)), 0, 1)
     x, y = torch.from_numpy(images).view(-1, 1, 2, pixels // 2), torch.from_numpy(labels)
     model = Folded(pixels, hidden, num_classes, seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)

@@ -188,20 +188,20 @@ def test_a_step_of_nattack_against_the_formula(norm: Norm) -> None:
     mean = np.arctanh((2 * x.numpy() - 1) * (1 - 1e-6)) + 0.001 * noise.normal(x).numpy()
     draws = noise.normal(x[:, None].expand(-1, 11, -1, -1, -1)).numpy()
 
-    def clipped(w: np.ndarray, centre: np.ndarray) -> np.ndarray:
-        delta = (np.tanh(w) + 1) / 2 - centre
+    def clipped(w: np.ndarray, center: np.ndarray) -> np.ndarray:
+        delta = (np.tanh(w) + 1) / 2 - center
         if norm == "Linf":
-            return centre + np.clip(delta, -0.05, 0.05)
-        return centre + delta * min(1.0, 0.05 / np.linalg.norm(delta))
+            return center + np.clip(delta, -0.05, 0.05)
+        return center + delta * min(1.0, 0.05 / np.linalg.norm(delta))
 
-    for image, centre, label, mu, z in zip(found, x.numpy(), y.tolist(), mean, draws, strict=True):
-        members = torch.tensor(np.stack([clipped(mu + 0.1 * one, centre) for one in z]))
+    for image, center, label, mu, z in zip(found, x.numpy(), y.tolist(), mean, draws, strict=True):
+        members = torch.tensor(np.stack([clipped(mu + 0.1 * one, center) for one in z]))
         with torch.no_grad():
             logits = model(members).numpy()
         reward = -0.5 * np.maximum(logits[:, label] - np.delete(logits, label, axis=1).max(1), 0)
         advantage = (reward - reward.mean()) / (reward.std() + 1e-7)
         moved = mu + 0.02 / (11 * 0.1) * np.einsum("i,ichw->chw", advantage, z)
-        assert np.allclose(image, clipped(moved, centre), atol=1e-12)
+        assert np.allclose(image, clipped(moved, center), atol=1e-12)
 
 
 @given(seed=st.integers(0, 2**16), num_classes=st.sampled_from([2, 3, 4, 10, 200]), spread=st.floats(0.1, 5.0))
@@ -341,7 +341,7 @@ def test_models_without_gradients_are_supported(attack: BallAttack, logits: list
 
 
 def test_nattack_handles_black_and_white_pixels_in_tanh_space() -> None:
-    """They are at infinity there, but for a hair; what is grey still moves."""
+    """They are at infinity there, but for a hair; what is gray still moves."""
     x = torch.tensor([0.0, 1.0, 0.5, 0.5]).repeat(4).view(1, 1, 4, 4)
     model = quadratic(16, 8, curvature=0.0, constant=-100.0).float()
     attack = NAttack(eps=0.1, iterations=20, population=50)

@@ -50,7 +50,7 @@ def test_passes_of_repeated_steps_are_counted(problem: Problem, times: int, twic
             state = climb(aside)(*state)
         return state
 
-    start = (problem.ball.centre,)
+    start = (problem.ball.center,)
     (plain,) = problem.repeat(climb(problem), start, times)
     expected = problem.counter.effort
     assert expected.forwards.tolist() == [0, 2 * times, 0, 2 * times]

@@ -43,7 +43,7 @@ class Linear(nn.Module):
 
 
 def linear(num_classes: int, pixels: int, seed: int) -> Linear:
-    """With all logits equal on grey, so that images lie on every side of the boundaries, near and far."""
+    """With all logits equal on gray, so that images lie on every side of the boundaries, near and far."""
     weight = torch.randn(num_classes, pixels, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return Linear(weight, -weight.sum(1) / 2)
 

@@ -23,11 +23,11 @@ class Sphere(nn.Module):
     def __init__(self, scale: float) -> None:
         super().__init__()
         self.body = build_model("digits-cnn", num_classes=64, in_channels=1)
-        self.centres = nn.Parameter(torch.randn(10, 64))
+        self.centers = nn.Parameter(torch.randn(10, 64))
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scale * normalize(self.body(x), dim=1) @ normalize(self.centres, dim=1).T
+        return self.scale * normalize(self.body(x), dim=1) @ normalize(self.centers, dim=1).T
 
 
 def trained(inside: float, outside: float) -> nn.Module:

@@ -334,10 +334,10 @@ def test_fast_evaluation_prints_its_audit(runs: Path, tmp_path: Path) -> None:
     code, out, _ = invoke("evaluate", *attack, "--per-class", 20, "--out", tmp_path / "fast")
     assert code == 0
     assert "near-misses" in out
-    assert "the nearest misses" in out
+    assert "smallest margins" in out
     audit = load_report(tmp_path / "fast").attacks["fast"].audit
     assert audit is not None
-    assert f"Audit: of {audit.left:,} examples that the cascade left" in out
+    assert f"Audit: of {audit.left:,} examples that survive the cascade" in out
     code, out, _ = invoke("evaluate", *attack, "--per-class", 5, "--exhaustive", "--out", tmp_path / "all")
     assert code == 0
     assert "Audit:" not in out

@@ -43,9 +43,9 @@ def test_name_in_a_module_of_the_working_directory(write):
 
 
 def test_file_may_import_its_directory_and_define_dataclasses(write):
-    write("zoo/neighbour_of_net.py", "SIZE = 7\n")
+    write("zoo/neighbor_of_net.py", "SIZE = 7\n")
     text = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
-    text += "from neighbour_of_net import SIZE\n"
+    text += "from neighbor_of_net import SIZE\n"
     text += "@dataclass\nclass Net:\n    size: int = SIZE\ndef make(): return Net()\n"
     spec = write("zoo/net.py", text) + ":make"
     path = list(sys.path)

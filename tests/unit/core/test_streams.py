@@ -113,7 +113,7 @@ def test_draws_are_independent():
     first, second, third = (source.uniform(like()) for _ in range(3))
     assert uncorrelated(first, second)
     assert uncorrelated(second, third)
-    # The second draw of an example is not the first of its neighbour.
+    # The second draw of an example is not the first of its neighbor.
     assert uncorrelated(first[1:], second[:-1])
 
 

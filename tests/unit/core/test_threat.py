@@ -65,28 +65,28 @@ def test_parse_errors(eps, norm, complaint):
 
 @st.composite
 def balls(draw, dtype=torch.float32):
-    """Balls around images with black, white and grey areas, with single radii stretched."""
+    """Balls around images with black, white and gray areas, with single radii stretched."""
     norm = draw(st.sampled_from(["Linf", "L2"]))
     count = draw(st.integers(1, 4))
     shape = draw(st.sampled_from([(1, 1, 1), (1, 3, 2), (1, 8, 8), (3, 32, 32), (3, 80, 80)]))
     eps = draw(st.sampled_from([1 / 255, 8 / 255, 0.3, 1.0] if norm == "Linf" else [0.01, 0.25, 0.5, 3.0, 20.0]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     if draw(st.booleans()):
-        centre = torch.rand(count, *shape, generator=generator, dtype=dtype) * 1.6 - 0.3
-    else:  # one colour: every coordinate rounds alike
-        centre = torch.rand(count, 1, 1, 1, generator=generator, dtype=dtype).expand(count, *shape).clone()
+        center = torch.rand(count, *shape, generator=generator, dtype=dtype) * 1.6 - 0.3
+    else:  # one color: every coordinate rounds alike
+        center = torch.rand(count, 1, 1, 1, generator=generator, dtype=dtype).expand(count, *shape).clone()
     scale = torch.rand(count, generator=generator, dtype=dtype) * 2 if draw(st.booleans()) else None
-    return Threat.parse(eps, norm).ball(centre.clamp(0, 1), scale), generator
+    return Threat.parse(eps, norm).ball(center.clamp(0, 1), scale), generator
 
 
 def moved(ball: Ball, generator: torch.Generator, how: str, distance: float) -> torch.Tensor:
-    """The centre moved by about so many radii, in random directions or all coordinates together."""
-    direction = torch.randn(ball.centre.shape, generator=generator, dtype=ball.centre.dtype)
+    """The center moved by about so many radii, in random directions or all coordinates together."""
+    direction = torch.randn(ball.center.shape, generator=generator, dtype=ball.center.dtype)
     if how == "together":
-        direction = torch.ones_like(ball.centre) * direction.flatten(1)[:, 0].sign().view(-1, 1, 1, 1)
+        direction = torch.ones_like(ball.center) * direction.flatten(1)[:, 0].sign().view(-1, 1, 1, 1)
     if ball.norm == "L2":
         direction = direction / length(direction)
-    return ball.centre + distance * ball.radius * direction
+    return ball.center + distance * ball.radius * direction
 
 
 MOVES = {"how": st.sampled_from(["apart", "together"]), "distance": st.sampled_from([0.3, 1.0, 1.5, 40.0])}
@@ -107,13 +107,13 @@ def test_projected_points_are_inside(made, how, distance):
 def test_projection_moves_no_farther_than_needed(made, how, distance):
     ball, generator = made
     x = moved(ball, generator, how, distance)
-    centre, radius = ball.centre.double(), ball.radius.double()
+    center, radius = ball.center.double(), ball.radius.double()
     if ball.norm == "Linf":
-        expected = torch.maximum(torch.minimum(x.double(), centre + radius), centre - radius).clamp(0, 1)
+        expected = torch.maximum(torch.minimum(x.double(), center + radius), center - radius).clamp(0, 1)
     else:
-        delta = x.double() - centre
+        delta = x.double() - center
         size = delta.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-        expected = (centre + delta * torch.where(size > radius, radius / size, 1)).clamp(0, 1)
+        expected = (center + delta * torch.where(size > radius, radius / size, 1)).clamp(0, 1)
     assert torch.allclose(ball.project(x).double(), expected, rtol=0, atol=4 * ULP)
 
 
@@ -125,7 +125,7 @@ def test_projection_is_idempotent(made, how, distance):
     twice = ball.project(once)
     if ball.norm == "Linf":
         assert torch.equal(once, twice)
-    else:  # the length is rounded, and the sum with the centre twice
+    else:  # the length is rounded, and the sum with the center twice
         assert torch.allclose(once, twice, rtol=0, atol=4 * ULP)
 
 
@@ -135,32 +135,32 @@ def test_feasible_points_stay(made, how, share):
     ball, generator = made
     towards = moved(ball, generator, how, share)
     if ball.norm == "Linf":
-        delta = (towards - ball.centre).clamp(-share * ball.radius, share * ball.radius)
-        towards = ball.centre + delta
-    inside = towards.clamp(0, 1)  # the centre lies in the box, so this only comes nearer
+        delta = (towards - ball.center).clamp(-share * ball.radius, share * ball.radius)
+        towards = ball.center + delta
+    inside = towards.clamp(0, 1)  # the center lies in the box, so this only comes nearer
     projected = ball.project(inside)
     if ball.norm == "Linf":
         assert torch.equal(projected, inside)
-    else:  # centre + (x - centre) is x but for rounding
+    else:  # center + (x - center) is x but for rounding
         assert torch.allclose(projected, inside, rtol=0, atol=ULP)
 
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
 def test_projection_in_double_precision(norm):
     generator = torch.Generator().manual_seed(0)
-    centre = torch.rand(5, 3, 8, 8, generator=generator, dtype=torch.float64)
-    ball = Threat.parse("0.25", norm).ball(centre)
-    projected = ball.project(centre + torch.randn(centre.shape, generator=generator, dtype=torch.float64))
-    delta = (projected - centre).flatten(1)
+    center = torch.rand(5, 3, 8, 8, generator=generator, dtype=torch.float64)
+    ball = Threat.parse("0.25", norm).ball(center)
+    projected = ball.project(center + torch.randn(center.shape, generator=generator, dtype=torch.float64))
+    delta = (projected - center).flatten(1)
     size = delta.abs().amax(1) if norm == "Linf" else delta.norm(dim=1)
     assert projected.dtype == torch.float64
     assert (size <= 0.25 + 1e-15).all()
 
 
 def test_l2_projection_keeps_direction_inside_the_box():
-    centre = torch.full((1, 1, 1, 2), 0.5)
-    ball = Threat.parse("0.1", "L2").ball(centre)
-    projected = ball.project(centre + torch.tensor([0.3, 0.4]).view(1, 1, 1, 2))
+    center = torch.full((1, 1, 1, 2), 0.5)
+    ball = Threat.parse("0.1", "L2").ball(center)
+    projected = ball.project(center + torch.tensor([0.3, 0.4]).view(1, 1, 1, 2))
     assert torch.allclose(projected.flatten(), torch.tensor([0.56, 0.58]), rtol=0, atol=ULP)
 
 
@@ -174,45 +174,45 @@ def test_length_of_large_images():
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
 def test_scale_multiplies_radius_and_step(norm):
-    centre = torch.full((3, 1, 2, 2), 0.5)
+    center = torch.full((3, 1, 2, 2), 0.5)
     scale = torch.tensor([0.0, 0.5, 2.0])
-    ball = Threat.parse("0.1", norm).ball(centre, scale)
+    ball = Threat.parse("0.1", norm).ball(center, scale)
     assert ball.radius.flatten().tolist() == pytest.approx([0, 0.05, 0.2])
-    gradient = torch.ones_like(centre)
+    gradient = torch.ones_like(center)
     for size, expected in ((0.02, [0, 0.01, 0.04]), (9.0, [0, 0.05, 0.2])):
-        delta = (ball.step(centre, gradient, size) - centre).flatten(1)
+        delta = (ball.step(center, gradient, size) - center).flatten(1)
         reached = delta.abs().amax(1) if norm == "Linf" else delta.norm(dim=1)
         assert reached.tolist() == pytest.approx(expected, abs=4 * ULP)
 
 
 def test_linf_step_is_the_sign():
-    centre = torch.full((1, 1, 1, 3), 0.5)
-    ball = Threat.parse("0.1").ball(centre)
-    stepped = ball.step(centre, torch.tensor([1e-20, -7.0, 0.0]).view(1, 1, 1, 3), 0.03)
-    assert (stepped - centre).flatten().tolist() == pytest.approx([0.03, -0.03, 0], abs=ULP)
+    center = torch.full((1, 1, 1, 3), 0.5)
+    ball = Threat.parse("0.1").ball(center)
+    stepped = ball.step(center, torch.tensor([1e-20, -7.0, 0.0]).view(1, 1, 1, 3), 0.03)
+    assert (stepped - center).flatten().tolist() == pytest.approx([0.03, -0.03, 0], abs=ULP)
 
 
 @pytest.mark.parametrize("size", [1e30, 1.0, 1e-5, 1e-14, 1e-30])
 def test_l2_step_is_along_the_unit_gradient(size):
     """However small: the squares of the last are zero in float32."""
-    centre = torch.full((1, 1, 1, 2), 0.5)
-    ball = Threat.parse("0.1", "L2").ball(centre)
-    stepped = ball.step(centre, torch.tensor([3 * size, -4 * size]).view(1, 1, 1, 2), 0.05)
-    assert (stepped - centre).flatten().tolist() == pytest.approx([0.03, -0.04], abs=ULP)
+    center = torch.full((1, 1, 1, 2), 0.5)
+    ball = Threat.parse("0.1", "L2").ball(center)
+    stepped = ball.step(center, torch.tensor([3 * size, -4 * size]).view(1, 1, 1, 2), 0.05)
+    assert (stepped - center).flatten().tolist() == pytest.approx([0.03, -0.04], abs=ULP)
 
 
 @given(made=balls())
 @settings(deadline=None, max_examples=30)
 def test_zero_gradient_moves_nothing(made):
     ball, _ = made
-    assert torch.equal(ball.step(ball.centre, torch.zeros_like(ball.centre), 0.1), ball.centre)
+    assert torch.equal(ball.step(ball.center, torch.zeros_like(ball.center), 0.1), ball.center)
 
 
 @given(made=balls(), size=st.sampled_from([1e-3, 0.1, 10.0]))
 @settings(deadline=None, max_examples=60)
 def test_steps_stay_inside(made, size):
     ball, generator = made
-    x = ball.centre
+    x = ball.center
     for _ in range(3):
         x = ball.step(x, torch.randn(x.shape, generator=generator), size)
         assert ball.contains(x).all()
@@ -222,25 +222,25 @@ def test_steps_stay_inside(made, size):
 @settings(deadline=None, max_examples=80)
 def test_starts_are_inside(made, how, seed):
     ball, _ = made
-    noise = ExampleNoise(seed, torch.arange(len(ball.centre)))
+    noise = ExampleNoise(seed, torch.arange(len(ball.center)))
     assert ball.contains(ball.start(how, noise)).all()
 
 
 def test_zero_start_is_a_copy_of_the_center():
     ball = Threat.parse("0.1").ball(torch.rand(2, 1, 2, 2))
     start = ball.start("zero", ExampleNoise(0, torch.arange(2)))
-    assert torch.equal(start, ball.centre)
-    assert start.data_ptr() != ball.centre.data_ptr()
+    assert torch.equal(start, ball.center)
+    assert start.data_ptr() != ball.center.data_ptr()
 
 
 N = 20_000
 
 
 def start_deltas(norm: str, how: str, dimension: int, eps: float = 0.25) -> torch.Tensor:
-    """(N, dimension) starting points relative to their centre, in balls that the box does not cut."""
-    centre = torch.full((N, 1, 1, dimension), 0.5)
-    start = Threat.parse(eps, norm).ball(centre).start(how, ExampleNoise(3, torch.arange(N)))
-    return (start - centre).flatten(1).double()
+    """(N, dimension) starting points relative to their center, in balls that the box does not cut."""
+    center = torch.full((N, 1, 1, dimension), 0.5)
+    start = Threat.parse(eps, norm).ball(center).start(how, ExampleNoise(3, torch.arange(N)))
+    return (start - center).flatten(1).double()
 
 
 def test_linf_uniform_start_is_uniform():
@@ -271,12 +271,12 @@ def test_gaussian_start_is_a_thousandth_wide(norm):
 
 
 def test_contains_rejects_points_outside_the_ball():
-    centre = torch.full((1, 1, 2, 2), 0.5)
-    inf_ball, two_ball = Threat.parse("0.1").ball(centre), Threat.parse("0.1", "L2").ball(centre)
+    center = torch.full((1, 1, 2, 2), 0.5)
+    inf_ball, two_ball = Threat.parse("0.1").ball(center), Threat.parse("0.1", "L2").ball(center)
 
     def at(ball: Ball, *values: float) -> bool:
         delta = torch.tensor([*values, *[0.0] * (4 - len(values))]).view(1, 1, 2, 2)
-        return bool(ball.contains(centre + delta))
+        return bool(ball.contains(center + delta))
 
     assert at(inf_ball, 0.1, -0.1, 0.1, 0.1)
     assert not at(inf_ball, 0.1 + 2 * TOLERANCE)
@@ -289,33 +289,33 @@ def test_contains_rejects_points_outside_the_ball():
 @for_each("norm", ["Linf", "L2"])
 @for_each("bad", [math.nan, math.inf, -math.inf, -2 * TOLERANCE, 1 + 2 * TOLERANCE])
 def test_contains_rejects_points_outside_the_box_and_nan(norm, bad):
-    centre = torch.full((3, 1, 2, 2), 0.5)
-    centre[1, 0, 0, 0] = 1 if bad > 0.5 else 0
-    x = centre.clone()
+    center = torch.full((3, 1, 2, 2), 0.5)
+    center[1, 0, 0, 0] = 1 if bad > 0.5 else 0
+    x = center.clone()
     x[1, 0, 0, 0] = bad
-    assert Threat.parse("0.4", norm).ball(centre).contains(x).tolist() == [True, False, True]
+    assert Threat.parse("0.4", norm).ball(center).contains(x).tolist() == [True, False, True]
 
 
 def test_contains_rejects_all_nan_and_knows_its_own_radius():
-    centre = torch.full((2, 3, 4, 4), 0.5)
-    ball = Threat.parse("0.1").ball(centre, torch.tensor([1.0, 2.0]))
-    assert ball.contains(centre + 0.15).tolist() == [False, True]
-    assert ball.contains(torch.full_like(centre, math.nan)).tolist() == [False, False]
+    center = torch.full((2, 3, 4, 4), 0.5)
+    ball = Threat.parse("0.1").ball(center, torch.tensor([1.0, 2.0]))
+    assert ball.contains(center + 0.15).tolist() == [False, True]
+    assert ball.contains(torch.full_like(center, math.nan)).tolist() == [False, False]
 
 
 def test_contains_is_strict_for_large_images():
     """The allowance for rounding in many coordinates is a fifty-thousandth of the radius, no more."""
-    centre = torch.full((1, 3, 32, 32), 0.5)
-    ball = Threat.parse("0.5", "L2").ball(centre)
-    direction = torch.randn(centre.shape, generator=torch.Generator().manual_seed(0))
+    center = torch.full((1, 3, 32, 32), 0.5)
+    ball = Threat.parse("0.5", "L2").ball(center)
+    direction = torch.randn(center.shape, generator=torch.Generator().manual_seed(0))
     direction /= length(direction)
-    assert not ball.contains(centre + 0.50001 * direction).any()
+    assert not ball.contains(center + 0.50001 * direction).any()
 
 
 @pytest.mark.parametrize("rows", [torch.tensor([2, 0]), torch.tensor([True, False, True])], ids=["index", "mask"])
 def test_take(rows):
-    centre = torch.rand(3, 1, 2, 2)
-    ball = Threat.parse("0.1", "L2").ball(centre, torch.tensor([1.0, 2.0, 3.0]))
+    center = torch.rand(3, 1, 2, 2)
+    ball = Threat.parse("0.1", "L2").ball(center, torch.tensor([1.0, 2.0, 3.0]))
     taken = ball.take(rows)
     x = torch.rand(3, 1, 2, 2)
     assert torch.equal(taken.project(x[rows]), ball.project(x)[rows])

@@ -161,13 +161,13 @@ def test_motion_blur_streaks_a_point_sideways(severity: int, side: int) -> None:
     assert (down > 1).any()
     assert (down < -1).any()
     place = torch.arange(side, dtype=torch.float64) - side // 2
-    centres = torch.stack([(y * place[:, None]).sum((1, 2)), (y * place).sum((1, 2))]).norm(dim=0)
+    centers = torch.stack([(y * place[:, None]).sum((1, 2)), (y * place).sum((1, 2))]).norm(dim=0)
     sigma = (1, 1.5, 2, 2, 2.5)[severity - 1] * side / 32
     steps = np.arange(int(9 * sigma))
     weights = np.exp(-(steps**2) / (2 * sigma**2))
     angles = np.linspace(-np.pi / 4, np.pi / 4, 2001)[:, None]
     ways = [np.round(steps * towards(angles)) @ weights / weights.sum() for towards in (np.sin, np.cos)]
-    assert float(centres.mean()) == pytest.approx(np.hypot(*ways).mean(), rel=0.03)
+    assert float(centers.mean()) == pytest.approx(np.hypot(*ways).mean(), rel=0.03)
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
@@ -176,8 +176,8 @@ def test_zoom_blur_is_the_mean_of_magnifications(severity: int) -> None:
     x = picture(1, 1, 20, 33)[0, 0]
     layers = [x.numpy()]
     for factor in np.linspace(1, largest, round((largest - 1) * 100) + 1):
-        centre = (np.array(x.shape) - 1) / 2
-        layers.append(ndimage.affine_transform(x.numpy(), [1 / factor] * 2, centre - centre / factor, order=1))
+        center = (np.array(x.shape) - 1) / 2
+        layers.append(ndimage.affine_transform(x.numpy(), [1 / factor] * 2, center - center / factor, order=1))
     assert np.allclose(corrupt("zoom-blur", severity, x[None, None])[0, 0].numpy(), np.mean(layers, 0), atol=1e-12)
 
 
@@ -266,7 +266,7 @@ def test_frost_adds_ice(severity: int) -> None:
 
 
 def test_ice_has_the_statistics_of_the_photographs() -> None:
-    """Their crops at the scale of CIFAR-10-C: mean 0.63, spread 0.05 to 0.14, neighbours 0.04 to 0.12 apart."""
+    """Their crops at the scale of CIFAR-10-C: mean 0.63, spread 0.05 to 0.14, neighbors 0.04 to 0.12 apart."""
     for side in (32, 64):
         x = ice(torch.zeros(100, 3, side, side), ExampleNoise(0, torch.arange(100)))
         assert 0 <= x.min() < x.max() <= 1
@@ -289,8 +289,8 @@ def test_brightness_raises_the_value_of_hsv(severity: int, added: float) -> None
             rgb = colorsys.hsv_to_rgb(hue, saturation, min(value + added, 1))
             expected[0, :, i, j] = torch.tensor(rgb, dtype=torch.float64)
     assert torch.allclose(corrupt("brightness", severity, x), expected, atol=1e-12)
-    grey = picture(1, 1, 20, 20)
-    assert torch.allclose(corrupt("brightness", severity, grey), (grey + added).clamp_max(1), atol=1e-12)
+    gray = picture(1, 1, 20, 20)
+    assert torch.allclose(corrupt("brightness", severity, gray), (gray + added).clamp_max(1), atol=1e-12)
 
 
 # Digital
@@ -323,8 +323,8 @@ def test_elastic_displacement_is_bounded(severity: int, side: int) -> None:
     amplitude = (0, 0.05, 0.08, 0.1, 0.1)[severity - 1] * side
     x = torch.zeros(60, 1, side, side, dtype=torch.float64)
     field = displacement(x, severity, ExampleNoise(0, torch.arange(60)))
-    centre, third = side // 2, side // 3
-    corners = [(centre + third, centre + third), (centre + third, centre - third), (centre - third, centre - third)]
+    center, third = side // 2, side // 3
+    corners = [(center + third, center + third), (center + third, center - third), (center - third, center - third)]
     at_corners = torch.stack([field[:, :, i, j] for i, j in corners])
     assert at_corners.abs().max() <= shift + amplitude
     assert at_corners.abs().max() > 0.9 * shift

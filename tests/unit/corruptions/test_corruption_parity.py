@@ -34,7 +34,7 @@ AUTHORS = {
 }
 TOLERANCE = {
     "glass-blur": 0.09,  # the border, an eighth of the image, is blurred too; theirs spares it
-    "snow": 0.07,  # flakes are magnified about the exact centre
+    "snow": 0.07,  # flakes are magnified about the exact center
     "frost": 0.05,  # no photographs
     "elastic-transform": 0.06,  # one interpolation for two, and the affine map the other way round
 }

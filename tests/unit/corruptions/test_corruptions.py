@@ -106,12 +106,12 @@ def test_a_gpu_makes_the_same_images() -> None:
 
 @for_each("kind", [kind for kind in CORRUPTIONS if kind not in FAMILIES["noise"]])
 def test_gray_images_stay_gray(kind: str) -> None:
-    """A grey image in three channels and in one are corrupted alike; only noise is drawn for every channel."""
-    grey = images(3, 1, 32, 32)
+    """A gray image in three channels and in one are corrupted alike; only noise is drawn for every channel."""
+    gray = images(3, 1, 32, 32)
     for severity in SEVERITIES:
         corruption = Corruption(kind=kind, severity=severity)
-        one = corruption(grey, generator=streams(3))
-        three = corruption(grey.expand(-1, 3, -1, -1), generator=streams(3))
+        one = corruption(gray, generator=streams(3))
+        three = corruption(gray.expand(-1, 3, -1, -1), generator=streams(3))
         # The middle channel, as frost is a little blue and less red. JPEG turns colours in whole bytes.
         tolerance = 3 / 255 if kind == "jpeg-compression" else 1e-6
         assert torch.allclose(three[:, 1:2], one, atol=tolerance, rtol=0)

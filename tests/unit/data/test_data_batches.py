@@ -88,7 +88,7 @@ def test_incomplete_epoch_leaves_the_generator_as_a_complete_one(make_set):
 
 
 def test_crops_and_flips_are_uniform(make_set):
-    # A bright pixel in the middle shows where the window was; its neighbour on the right, whether mirrored.
+    # A bright pixel in the middle shows where the window was; its neighbor on the right, whether mirrored.
     image = np.zeros((900, 1, 5, 5), np.uint8)
     image[:, 0, 2, 2], image[:, 0, 2, 3] = 200, 100
     images = make_set(900, images=image, labels=np.zeros(900, int))

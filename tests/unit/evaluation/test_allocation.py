@@ -347,8 +347,8 @@ def test_overall_weights_classes_by_size():
     assert value == pytest.approx(0.75 * 0.5 + 0.25 * 0.9)
     # The ends solve (p - b)² = z² b (1 - b) / n, where n is the binomial sample of the same variance.
     variance = 0.75**2 * (11 / 22) * (11 / 22) / 20 + 0.25**2 * (91 / 102) * (11 / 102) / 100
-    centre = 0.75 * 11 / 22 + 0.25 * 91 / 102
-    spread = norm.isf(0.025) ** 2 * variance / (centre * (1 - centre))
+    center = 0.75 * 11 / 22 + 0.25 * 91 / 102
+    spread = norm.isf(0.025) ** 2 * variance / (center * (1 - center))
     assert low < value < high
     for bound in (low, high):
         assert (value - bound) ** 2 == pytest.approx(spread * bound * (1 - bound))

@@ -95,7 +95,7 @@ def test_exhaustive_attacks_all_survivors(run: Path) -> None:
 
 
 class Rounded(nn.Module):
-    """Hides its gradients: the image is rounded to a few grey levels, or the logits to steps."""
+    """Hides its gradients: the image is rounded to a few gray levels, or the logits to steps."""
 
     def __init__(self, inner: nn.Module, what: str) -> None:
         super().__init__()
@@ -362,7 +362,7 @@ def test_batch_size_shrinks_to_fit_gpu_memory(engine: str) -> None:
 
 
 def test_evaluation_releases_its_objects(run: Path) -> None:
-    """Not even until rubbish is collected: a twin may hold a gigabyte of a GPU."""
+    """Before garbage collection: an optimized copy may hold a gigabyte of GPU memory."""
     model = load_model(str(run))
     gc.collect()
     gc.disable()

@@ -144,7 +144,7 @@ class Cheat(BallAttack):
     """Leaves the ball: its own call projects, so the cheat is in the noise it was never given."""
 
     def perturb(self, problem: Problem) -> Tensor:
-        return 1 - problem.ball.centre
+        return 1 - problem.ball.center
 
 
 class Outside:
@@ -263,7 +263,7 @@ def test_eps_is_one_number(model: nn.Module) -> None:
         (lambda x, y: (x, y + 5), "label 14 is out of range: the model has 10 outputs"),
         (lambda x, y: (x, y - 5), "label"),
         (lambda x, y: (x.expand(-1, 3, -1, -1), y), "the model fails on images of 3x8x8"),
-        (lambda x, y: (x[:0], y[:0]), "empty"),
+        (lambda x, y: (x[:0], y[:0]), "expected at least one image"),
         (lambda x, y: (x, y[:5]), "labels"),
     ],
 )
@@ -286,7 +286,7 @@ def test_invalid_models_and_attacks_are_refused(model: nn.Module) -> None:
     for wrong in (PGD, 3, None):
         with pytest.raises(InputError, match="is not an attack: expected a spec like"):
             cw.evaluate(model, "digits", attacks=[wrong], eps=EPS)  # type: ignore[list-item]
-    with pytest.raises(InputError, match="weights go with a model spec"):
+    with pytest.raises(InputError, match="weights apply to a model spec"):
         cw.evaluate(model, "digits", weights="some.pt")
     with pytest.raises(InputError, match="is given twice"):
         cw.evaluate(model, "digits", attacks=["fgsm", "fgsm"], eps=EPS)

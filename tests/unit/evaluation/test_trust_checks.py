@@ -134,7 +134,7 @@ def padded(x: Tensor) -> Tensor:
 
 
 def standardised(x: Tensor) -> Tensor:
-    """Each image by itself, which an image of one colour does not survive."""
+    """Each image by itself, which an image of one color does not survive."""
     return 0.4 + 0.3 * (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True)
 
 

@@ -113,17 +113,17 @@ def test_hypersphere_head_returns_scaled_cosines(given):
 def test_twin_agrees_and_follows(given, model):
     """Code that looks at the size of its images cannot be folded; it is that of networks without batch norms."""
     x = images(given, 4)
-    twin = make_optimized_copy(model, x, lowered=False)
-    assert twin is not None
+    optimized = make_optimized_copy(model, x, lowered=False)
+    assert optimized is not None
     has_norms = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-    assert twin.how == "folded" or (twin.how == "as it is" and not has_norms)
+    assert optimized.how == "folded" or (optimized.how == "as it is" and not has_norms)
     other = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(1.02)
-    twin.refresh(other)  # with the model itself, and its gradients, make_optimized_copy has compared it
+    optimized.refresh(other)  # with the model itself, and its gradients, make_optimized_copy has compared it
     with torch.no_grad():
-        before, expected, got = model(x), other(x), twin(x)
+        before, expected, got = model(x), other(x), optimized(x)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-3 * float(expected.std()))
     assert (got - before).abs().max() > 1e-2 * float(before.std())
 

@@ -186,19 +186,19 @@ def sphere_resnet() -> nn.Module:
 
 def test_an_optimized_copy_follows_scale_and_weights() -> None:
     model, x = sphere_resnet(), torch.rand(4, 3, 16, 16)
-    twin = make_optimized_copy(model, x, lowered=False)
-    assert twin is not None
-    assert twin.how == "folded"
-    assert torch.allclose(twin(x), model(x), rtol=1e-4, atol=1e-4)
-    before = twin(x)
+    optimized = make_optimized_copy(model, x, lowered=False)
+    assert optimized is not None
+    assert optimized.how == "folded"
+    assert torch.allclose(optimized(x), model(x), rtol=1e-4, atol=1e-4)
+    before = optimized(x)
     with torch.no_grad():
         head_of(model).scale.fill_(40.0)
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-        assert not torch.allclose(twin(x), model(x), atol=1e-2)
-        twin.refresh(model)
-        assert torch.allclose(twin(x), model(x), rtol=1e-4, atol=1e-3)
-        assert not torch.allclose(twin(x), before, atol=1.0)
+        assert not torch.allclose(optimized(x), model(x), atol=1e-2)
+        optimized.refresh(model)
+        assert torch.allclose(optimized(x), model(x), rtol=1e-4, atol=1e-3)
+        assert not torch.allclose(optimized(x), before, atol=1.0)
 
 
 def test_the_head_of_an_optimized_copy_in_bfloat16_stays_in_float32() -> None:

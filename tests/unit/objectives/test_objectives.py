@@ -260,18 +260,18 @@ def test_nothing_is_looked_at_on_the_host(objective: Objective, passes: int, bet
 def test_the_stand_in_of_the_compiled_step_changes_nothing(
     objective: Objective, passes: int, beta: float, reference: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plain passes and pairs, twin and modes, without the compiler and the graph."""
+    """Plain passes and pairs, optimized and modes, without the compiler and the graph."""
     monkeypatch.setattr(compiled, "compiled", lambda function: function)
     objective = bounded(objective)
     x, y = batch()
     x, controls = x.float(), ClassControls.uniform(K)
     model = net(objective).float().train()
     same = copy.deepcopy(model)
-    twin = make_optimized_copy(same, x, lowered=False)
-    assert twin is not None
-    assert twin.how == "folded"
-    twin.slack = 0.0  # so that both take the same point for the last correct one
-    stand = compiled.StepModel(same, twin, "fp32", torch.device("cpu"))
+    optimized = make_optimized_copy(same, x, lowered=False)
+    assert optimized is not None
+    assert optimized.how == "folded"
+    optimized.slack = 0.0  # so that both take the same point for the last correct one
+    stand = compiled.StepModel(same, optimized, "fp32", torch.device("cpu"))
     losses = []
     for asked in (model, stand):
         terms = objective(asked, x, y, controls, generator=torch.Generator().manual_seed(0))

@@ -132,7 +132,7 @@ def without_a_plain_head() -> dict[str, nn.Module]:
     return {
         "no last linear layer": nn.Sequential(nn.Conv2d(1, K, 8), nn.Flatten()),
         "HypersphereHead": nn.Sequential(nn.Flatten(), HypersphereHead(64, K)),
-        "not the outputs of its last linear layer": Scaled(),
+        "differ from the outputs of its last linear layer": Scaled(),
     }
 
 

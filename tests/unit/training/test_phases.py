@@ -174,7 +174,7 @@ def test_validation_images_are_those_of_the_phase(tmp_path: Path, recipe: dict[s
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"epochs": 5}, "the phases have 4 epochs, the recipe 5"),
+        ({"epochs": 5}, "the phases have 4 epochs in total, the recipe has 5"),
         ({"phases": [{"epochs": 4, "seize": 3}]}, "unknown key 'seize': did you mean 'size'"),
         ({"phases": [{"epochs": 4, "size": 3}]}, "size = 3 applies to random parts: set augment.part"),
         ({"augment": {"part": 0.3, "size": 9}}, "size = 9 is larger than the images of FILE:small (8 pixels)"),

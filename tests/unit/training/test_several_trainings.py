@@ -74,5 +74,5 @@ def test_diverged_run_does_not_stop_others(tmp_path: Path, workers: int) -> None
 
 
 def test_no_recipe_is_one_line_error() -> None:
-    with pytest.raises(InputError, match="there is no recipe"):
+    with pytest.raises(InputError, match="no recipe to train"):
         cw.train_together({})

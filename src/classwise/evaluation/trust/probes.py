@@ -126,7 +126,7 @@ Measured = dict[str, Tensor]
 def _probe_batch(problem: Problem, threat: Threat, queries: int, precision: float) -> Measured:
     """Run every probe on one batch."""
     ball, y, loss = problem.ball, problem.y, log_odds(problem.y)
-    gradient, clean_loss, clean = problem.gradient(ball.centre, loss)
+    gradient, clean_loss, clean = problem.gradient(ball.center, loss)
     path = list(_ascend(problem, ball.start("uniform", problem.noise), threat.eps, log_odds))
     wrong = torch.stack([z.argmax(1) != y for _, z in path], 1)
     # A robust model of low confidence may resist one of the two losses; masked gradients resist both.
@@ -165,13 +165,13 @@ def _check_gradient(
     dual = flat.abs().sum(1) if ball.norm == "Linf" else flat.norm(dim=1)
     zero = ~flat.isfinite().all(1) | ~(ball.radius.flatten() * dual > resolution)
     gradient = gradient.nan_to_num(0, 0, 0)
-    moved = ball.step(ball.centre, gradient, SMALL_STEP * threat.eps)
-    predicted = (gradient * (moved - ball.centre)).flatten(1).sum(1)
+    moved = ball.step(ball.center, gradient, SMALL_STEP * threat.eps)
+    predicted = (gradient * (moved - ball.center)).flatten(1).sum(1)
     gained = log_odds(problem.y)(problem.logits(moved)) - clean_loss
     return {
         "zero_gradient": zero,
         "misled": ~zero & (predicted > 100 * resolution) & ~(gained >= MIN_GAIN * predicted),
-        "one_step": ~problem.survives(ball.step(ball.centre, gradient, threat.eps)),
+        "one_step": ~problem.survives(ball.step(ball.center, gradient, threat.eps)),
     }
 
 
@@ -201,7 +201,7 @@ def _break_at_radii(problem: Problem, threat: Threat, broken: Tensor, x: Tensor)
     """Return which images are broken within each radius or a smaller one (B, R)."""
     columns = [broken]
     for eps in _radii(threat, x[0].numel())[1:]:
-        wider = replace(problem, ball=replace(threat, eps=eps).ball(problem.ball.centre))
+        wider = replace(problem, ball=replace(threat, eps=eps).ball(problem.ball.center))
         broken, x = _ascend_further(wider, broken, x, eps, log_odds)
         columns.append(broken)
     return torch.stack(columns, 1)
@@ -227,7 +227,7 @@ def _break_by_queries(problem: Problem, broken: Tensor, queries: int) -> Tensor:
 
 def _check_consistency(problem: Problem, clean: Tensor) -> Measured:
     """Compare outputs between passes, between batches, and under invisible noise."""
-    x = problem.ball.centre
+    x = problem.ball.center
     half = len(x) // 2
     first = torch.arange(len(x), device=x.device) < half
     second, third = problem.logits(x), problem.logits(x)
