@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Waiting OpenMP threads sleep instead of spinning, because the workers of pytest share the cores.
+export GOMP_SPINCOUNT := 0
+export OMP_WAIT_POLICY := passive
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .PHONY: demo test check slow lint format bench clean

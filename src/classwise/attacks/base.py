@@ -178,8 +178,11 @@ class BallAttack(AnyAttack):
             raise InputError(f"{len(y)} images need as many targets, got {tuple(targets.shape)}")
         device, dtype = device_of(model), dtype_of(model)
 
+        optimized = model if isinstance(model, OptimizedCopy) else None
+
         def forward(images: Tensor) -> Tensor:
-            return logits_of(model(images.to(dtype)))
+            output = model(images.to(dtype))
+            return output if optimized is not None else logits_of(output)
 
         with torch.inference_mode(False):
             # Clones are normal tensors even if the caller is in inference mode.
@@ -194,8 +197,8 @@ class BallAttack(AnyAttack):
                 rows=torch.arange(len(x), device=device),
                 targets=targets,
                 targets_checked=distributions,
-                repeat_steps=model.repeat_steps if isinstance(model, OptimizedCopy) else stepped,
-                slack=model.slack if isinstance(model, OptimizedCopy) else 0.0,
+                repeat_steps=stepped if optimized is None else optimized.repeat_steps,
+                slack=0.0 if optimized is None else optimized.slack,
             )
 
     @abstractmethod
