@@ -86,7 +86,7 @@ def analyze(name: str, runs: Sequence[Run], settings: Mapping[str, Any], progres
         raise unknown("analysis", name, ANALYSES)
     analysis = ANALYSES[name]
     if not analysis.least <= len(runs) <= (analysis.most or len(runs)):
-        raise InputError(f"{name} takes {analysis.runs}, not {len(runs)} run directories")
+        raise InputError(f"analysis {name!r}: the number of run directories must be {analysis.runs}, got {len(runs)}")
     parameters = inspect.signature(analysis.run).parameters.values()
     allowed = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "progress"]
     for key in settings:

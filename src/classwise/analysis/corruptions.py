@@ -33,7 +33,7 @@ def corruptions(run: Run | str | Path, *, attack: str | None = None, seed: NonNe
     run = Run.open(run)
     report = run.report
     if report.corruptions is None:
-        raise InputError(f"{run.path} was evaluated without corruptions; evaluate it with --attack corruptions")
+        raise InputError(f"{run.path} was evaluated without corruptions: add --attack corruptions to the evaluation")
     key = run.key(attack)
     if not any(part.n for part in report[key].by_class):
         raise InputError(f"{run.path} has no examples")

@@ -62,7 +62,9 @@ class Run:
     def verdicts(self) -> Verdicts:
         """Predictions of every evaluated example."""
         if self.report.verdicts is None:
-            raise InputError(f"{self.path} has no verdicts.parquet; evaluate the model into it first")
+            raise InputError(
+                f"{self.path} has no verdicts.parquet: run classwise evaluate with --out {self.path} first"
+            )
         return self.report.verdicts
 
     @cached_property
@@ -70,7 +72,9 @@ class Run:
         """Margin matrix of the evaluated images."""
         file = RunDirectory(self.path).margins
         if not file.exists():
-            raise InputError(f"{self.path} has no {file.name}; evaluate the model into it with --margins")
+            raise InputError(
+                f"{self.path} has no {file.name}: run classwise evaluate with --margins and --out {self.path}"
+            )
         return Margins.load(file)
 
     @cached_property

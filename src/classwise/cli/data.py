@@ -38,7 +38,7 @@ def prepare(
         ),
     ] = None,
 ) -> None:
-    """Read, check and cache a data set, and remember its folder.
+    """Read, check and cache a data set, and record its folder.
 
     Examples:
       classwise data prepare cifar10 --from /data/cifar-10-batches-py

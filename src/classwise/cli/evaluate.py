@@ -110,7 +110,7 @@ def _show_stages(key: str, stages: list[StageInfo]) -> None:
 
     table(
         f"{key}, stage by stage",
-        ["stage", "for", "attacked", "broke", "forwards", "backwards", "seconds"],
+        ["stage", "examples", "attacked", "broke", "forwards", "backwards", "seconds"],
         [
             [
                 stage.name,

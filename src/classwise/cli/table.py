@@ -36,7 +36,7 @@ def table(
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
     if out is None and format == "parquet":
-        raise InputError("parquet cannot be printed: name a file with --out")
+        raise InputError("parquet cannot be printed: pass a file as --out")
     check_output(out, "--out", "file")
     subject = load_report(runs[0]) if len(runs) == 1 else compare(*runs)
     if out is None:

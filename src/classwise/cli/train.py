@@ -51,6 +51,8 @@ def train(options: dict[str, Any], as_json: Json = False) -> None:
         say_json(outcomes[0] if given.seeds is None else outcomes)
         return
     for run in trained:
+        if len(trained) > 1:
+            say(f"{run.directory}:")
         _show(run)
 
 

@@ -17,7 +17,9 @@ def pick_device(device: str | torch.device | None) -> torch.device:
         chosen = _own_device(torch.device(device))
         torch.empty(1, device=chosen).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(f"cannot use device {device!s}: {one_line(error, 120)}") from None
+        raise InputError(
+            f"cannot use device {device!s}; expected cpu, cuda or cuda:N ({one_line(error, 120)})"
+        ) from None
     return chosen
 
 

@@ -22,8 +22,8 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> InputError:
     """
     known = sorted(options)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return InputError(f"unknown {kind} {name!r}: {hint}(known: {', '.join(known) or 'none'})")
+    hint = f": did you mean {close[0]!r}?" if close else ""
+    return InputError(f"unknown {kind} {name!r}{hint} (known: {', '.join(known) or 'none'})")
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:

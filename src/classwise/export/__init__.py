@@ -56,7 +56,7 @@ def export(run: str | Path, to: str | Path, *, weights: str | Path | None = None
     """
     run, to = Path(run), Path(to).expanduser()
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-        raise InputError(f"{to} exists already: give a new directory as --to")
+        raise InputError(f"{to} already exists: pass a new directory as --to")
     report = load_report(run)
     subject = _subject(run, report, weights)
     config = _config(subject, report)

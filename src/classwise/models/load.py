@@ -76,7 +76,7 @@ def load_model(
         load_weights(model, published)
     else:
         if weights is None and not allow_untrained and _registered(spec):
-            raise InputError(f"model {spec!r} is an architecture without weights: give a weights file")
+            raise InputError(f"model {spec!r} is an architecture without weights: pass --weights FILE")
         model = build_model(spec, **sizes)
         if weights is not None and _registered(spec):
             model = with_weights(model, weights)

@@ -87,14 +87,14 @@ def published_weights(spec: str) -> Path:
     library, name, _ = parse(spec)
     if library != "timm":
         raise InputError(
-            f"model {spec!r} is an architecture without weights: give a weights file "
+            f"model {spec!r} is an architecture without weights: pass --weights FILE "
             f"(those of {library} are pickles in the cache of torch)"
         )
     timm = _timm(name)
     repository = timm.get_pretrained_cfg(name).hf_hub_id
     if not repository:
         raise InputError(
-            f"model {spec!r}: timm publishes no weights for it on the Hugging Face hub: give a weights file"
+            f"model {spec!r}: timm publishes no weights for it on the Hugging Face hub: pass --weights FILE"
         )
     return fetch(repository, None, [WEIGHTS], lambda folder: (folder / WEIGHTS).is_file()) / WEIGHTS
 

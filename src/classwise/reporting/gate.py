@@ -121,9 +121,9 @@ def no_findings(report: ReportData, severity: str) -> list[Check]:
     found = report.sanity.at_least(severity)
     if not found:
         unprobed = "" if report.sanity.probes else " (trust checks did not run)"
-        return [Check(passed=True, what="sanity", measured=f"none{unprobed}", wanted=wanted)]
+        return [Check(passed=True, what="trust findings", measured=f"none{unprobed}", wanted=wanted)]
     return [
-        Check(passed=False, what=f"sanity: {one.severity}, {one.code}", measured=one.text, wanted=wanted)
+        Check(passed=False, what=f"trust finding: {one.severity}, {one.code}", measured=one.text, wanted=wanted)
         for one in found
     ]
 

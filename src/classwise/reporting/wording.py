@@ -59,7 +59,7 @@ def comparison_verdict(comparison: ComparisonData) -> str:
     path = f"from {_at(baseline)} to {_at(best)}"
     of = f" of {baseline.model}"
     if delta == 0:
-        return f"{best.model} leaves the worst class{of} at {percent(best.worst.value)} ({_classes(best)})."
+        return f"{best.model} does not change the worst class{of}: {percent(best.worst.value)} ({_classes(best)})."
     if not significant:
         return (
             f"{best.model} does not change the worst class{of} significantly: {path}, {signed(delta)} points ({why})."
@@ -124,7 +124,7 @@ def allocation_sentence(report: ReportData) -> str | None:
         f"Target: 95% interval of the worst class within ±{number(found.asked)} points; {how} "
         f"(±{number(width)}; {who}). {sum(found.attacked):,} of {sum(found.available):,} examples were attacked in "
         f"{found.rounds} round{'s' if found.rounds > 1 else ''}. The overall accuracy is estimated from the first "
-        "round, classes weighted by size; values of classes with few attacked examples are biased upwards."
+        "round, classes weighted by size; values of classes with few attacked examples are biased upward."
     )
 
 

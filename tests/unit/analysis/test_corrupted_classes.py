@@ -155,7 +155,7 @@ def test_real_evaluation(trained: Path, tmp_path: Path) -> None:
 
 
 def test_bad_input(make_run, make_corrupted) -> None:
-    with pytest.raises(InputError, match="evaluated without corruptions; evaluate it with --attack corruptions"):
+    with pytest.raises(InputError, match="evaluated without corruptions: add --attack corruptions"):
         corruptions(make_run("run", [[5, 1], [1, 5]]))
     run = make_corrupted(3, 5)
     with pytest.raises(InputError, match="unknown result 'cw'"):

@@ -115,7 +115,7 @@ def test_check_fails_on_findings(runs: Path, tmp_path: Path) -> None:
     code, out, _ = invoke("check", tmp_path, "--fail-on", "warning", "--min-average", "0")
     assert code == 1
     assert [line.split()[-1] for line in out.splitlines()] == ["verdict", "ok", "FAILED"]
-    assert re.search("sanity: warning, zero-gradient +At 9 of 40 images +no finding", out)
+    assert re.search("trust finding: warning, zero-gradient +At 9 of 40 images +no finding", out)
     code, out, _ = invoke("check", tmp_path, "--fail-on", "info", "--json")
     assert code == 1
     assert [check["passed"] for check in json.loads(out)["checks"]] == [False, False]
@@ -162,7 +162,7 @@ def test_analyze_and_study(tmp_path: Path) -> None:
     assert (code, json.loads(out)["model"]) == (0, "one")
     for arguments, line in (
         (["confussion", run], "did you mean 'confusion'"),
-        (["confusion", run, run], "confusion takes one, not 2"),
+        (["confusion", run, run], "must be one, got 2"),
         (["confusion", tmp_path / "nowhere"], "no such run directory"),
         (["confusion", run, "-o", "run=x"], "unknown setting of confusion: 'run'"),
         (["confusion", run, "-o", "attack=square"], "unknown result 'square'"),

@@ -108,8 +108,8 @@ def test_build_converts_to_the_declared_types():
     ("given_spec", "complaint"),
     [
         ("pdg", "unknown attack 'pdg': did you mean 'pgd'? (known: net, pgd, plain)"),
-        ("zzz", "unknown attack 'zzz': (known: net, pgd, plain)"),
-        ("", "unknown attack '': (known: net, pgd, plain)"),
+        ("zzz", "unknown attack 'zzz' (known: net, pgd, plain)"),
+        ("", "unknown attack '' (known: net, pgd, plain)"),
         (
             "pgd:stpes=3",
             "unknown setting of attack 'pgd': 'stpes': did you mean 'steps'? "
@@ -164,5 +164,5 @@ def test_other_values_are_unchanged():
 
 def test_unknown_lists_known_names():
     assert str(unknown("norm", "l2", ["Linf", "L2"])) == "unknown norm 'l2': did you mean 'L2'? (known: L2, Linf)"
-    assert str(unknown("thing", "x", [])) == "unknown thing 'x': (known: none)"
+    assert str(unknown("thing", "x", [])) == "unknown thing 'x' (known: none)"
     assert isinstance(unknown("thing", "x", []), ValueError)

@@ -71,7 +71,7 @@ def test_digits_are_whole_and_disjoint():
 
 
 def test_digits_has_two_splits():
-    assert refused(Digits("val")) == "unknown split of digits 'val': (known: test, train)"
+    assert refused(Digits("val")) == "unknown split of digits 'val' (known: test, train)"
 
 
 # Parquet

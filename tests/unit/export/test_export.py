@@ -250,7 +250,7 @@ def test_nothing_is_overwritten_or_left_incomplete(run, tmp_path):
     (tmp_path / "full" / "mine").write_text("x")
     (tmp_path / "file").write_text("x")
     for name in ("full", "file"):
-        with pytest.raises(InputError, match="exists already"):
+        with pytest.raises(InputError, match="already exists"):
             export(run, tmp_path / name)
     (tmp_path / "empty").mkdir()
     assert sorted(path.name for path in export(run, tmp_path / "empty").iterdir()) == FILES
@@ -381,6 +381,6 @@ def test_the_command(run, tmp_path):
     assert json.loads(done.stdout) == {"directory": str(tmp_path / "out"), "files": FILES}
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == f"error: {tmp_path / 'out'} exists already: give a new directory as --to\n"
+    assert done.stderr == f"error: {tmp_path / 'out'} already exists: pass a new directory as --to\n"
     done = CliRunner().invoke(app, ["export", str(run), "--to", str(tmp_path / "other one")])
     assert f"classwise evaluate --model 'hf:{tmp_path / 'other one'}'" in done.stdout

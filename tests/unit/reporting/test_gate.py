@@ -327,7 +327,7 @@ def test_findings_fail_from_a_severity_up(report, severity, failures):
     assert not any(check.passed for check in checks)
     codes = failures or ["trained-on-these", "unreached", "rounded-eps"]
     assert [check.what.split(", ")[1] for check in checks] == codes
-    assert (checks[0].what, checks[0].measured) == ("sanity: error, trained-on-these", "seen before")
+    assert (checks[0].what, checks[0].measured) == ("trust finding: error, trained-on-these", "seen before")
     assert checks[0].wanted == f"no finding of severity {severity} or higher"
 
 

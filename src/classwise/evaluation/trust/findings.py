@@ -186,15 +186,15 @@ _RULES = (
         code="smooth-output",
         count="smooth",
         severity="info",
-        text="{share} images{where} survive {longer} steps on the cross-entropy but not if half of them ascend the "
-        "margin of the logits: the outputs are smooth, and PGD on the cross-entropy overestimates robustness. Use "
+        text="{share} images{where} survive {longer} steps on the cross-entropy but not if half of the steps maximize "
+        "the margin loss: the outputs are smooth, and PGD on the cross-entropy overestimates robustness. Use "
         "temperature-pgd, cw-pgd or fast.",
     ),
     _Rule(
         code="unreached",
         count="unreached",
-        text="{share} images{where} keep their label in a ball that contains every image (eps = {whole}): that the "
-        "attack fails within eps is no evidence of robustness.",
+        text="{share} images{where} keep their label in a ball that contains every image (eps = {whole}): the "
+        "failure of the attack within eps is no evidence of robustness.",
     ),
     _Rule(
         code="black-box-wins",
