@@ -198,7 +198,7 @@ def _threat(table: Margins) -> Threat:
 
 
 def _lifted(values: Record) -> dict[str, str]:
-    """Return what biases lift: the worst class, and the weakest tenth if that is more than one class."""
+    """Return what biases raise: the worst class, and the weakest tenth if that is more than one class."""
     present = sum(part.value is not None for part in values.models[0].profile.by_class)
     return {key: name for key, name in LIFTED.items() if key == "worst" or tenth_of(present) > 1}
 

@@ -19,7 +19,7 @@ from pydantic import NonNegativeInt
 
 from classwise.analysis.correlation import pearson, spearman
 from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
-from classwise.analysis.run import Run
+from classwise.analysis.run import Run, condition
 from classwise.core.errors import InputError
 from classwise.metrics import class_variance, max_class_difference
 from classwise.reporting.corruptions import CorruptionResult
@@ -150,7 +150,7 @@ def _finding(values: Record) -> str:
     weak = _worst(values.adversarial.by_class)
     same = sum(_worst(one.by_class).label == weak.label for one in values.families)
     said = (
-        f"The worst class under {values.attack}, {weak.name} ({weak.value:.1f}%), is the worst under {same} of "
+        f"The worst class {condition(values.attack)}, {weak.name} ({weak.value:.1f}%), is the worst under {same} of "
         f"{len(values.families)} families of corruptions"
     )
     if not known:
