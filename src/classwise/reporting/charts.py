@@ -21,13 +21,13 @@ WEAKEST, STRONGEST = 20, 5
 MOST_DRAWN = 200
 """Above this number of classes a confusion matrix is not drawn."""
 MOST_MARKED = 3
-"""The most classes that are marked for sharing the lowest value."""
+"""Maximum number of tied lowest classes that are marked."""
 FEWEST_DIRECTIONS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which classes a chart shows, from the weakest up."""
+    """The classes that a chart shows, from the weakest up."""
 
     weakest: list[int]
     strongest: list[int]
@@ -37,12 +37,12 @@ class Selection:
 
     @property
     def labels(self) -> list[int]:
-        """All that are shown."""
+        """All classes shown."""
         return [*self.weakest, *self.strongest]
 
     @property
     def gap(self) -> tuple[int, str] | None:
-        """Where classes are left out, and how many."""
+        """The row before which classes are omitted, and a text with their number."""
         return (len(self.weakest), f"{self.left_out:,} classes in between") if self.strongest else None
 
 

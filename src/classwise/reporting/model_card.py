@@ -80,10 +80,8 @@ def _front_matter(report: ReportData) -> Iterator[str]:
     metrics = {"natural accuracy": report[NATURAL].overall.value}
     if report.strongest != NATURAL:
         threat = f"{report.threat.norm} {report.threat.eps_text}"
-        metrics[f"accuracy under attack, {threat}"] = strongest.overall.value
-        metrics[f"accuracy of the worst class under attack, {threat}"] = (
-            strongest.worst.value if strongest.worst else None
-        )
+        metrics[f"robust accuracy, {threat}"] = strongest.overall.value
+        metrics[f"robust accuracy of the worst class, {threat}"] = strongest.worst.value if strongest.worst else None
     data = _quoted(report.dataset.name)
     yield from ("---", "library_name: classwise", "pipeline_tag: image-classification")
     yield from ("tags:", "- adversarial-robustness", "- class-wise-robustness", "datasets:", f"- {data}")
@@ -125,7 +123,7 @@ def _measured(report: ReportData) -> Iterator[str]:
     yield (
         f"Accuracies in percent with 95% Wilson intervals, on {data.n} images of {escaped(data.name)}/"
         f"{escaped(data.split)}, {escaped(threat.norm)} eps = {escaped(threat.eps_text)}. An image that is "
-        "naturally wrong counts as broken; worst-case: minimum over all attacks, per example."
+        "misclassified without attack counts as broken; worst-case: minimum over all attacks, per example."
     )
     yield ""
     yield from (f"- {escaped(key)}: {escaped(info.settings)}" for key, info in report.attacks.items())

@@ -7,7 +7,7 @@ from classwise.reporting.results import ReportData
 from classwise.reporting.sanity import AgreementProbe
 
 NAMED = 8
-"""The most classes that a row names."""
+"""Maximum number of classes that a row names."""
 
 
 def findings(report: ReportData) -> list[tuple[str, str, str]]:

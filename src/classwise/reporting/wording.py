@@ -12,7 +12,7 @@ from classwise.reporting.results import ClassChange, ComparisonData, ReportData,
 from classwise.storage.verdicts import NATURAL
 
 NAMED = 4
-"""The most classes that a sentence names."""
+"""Maximum number of classes that a sentence names."""
 NOTHING_MEASURED = "There are no examples."
 SELECTED = {
     "survivors": "all remaining",
@@ -47,7 +47,7 @@ def report_verdict(report: ReportData) -> str:
 
 
 def comparison_verdict(comparison: ComparisonData) -> str:
-    """Return what the model with the highest worst class changes about the baseline's worst class, with its test."""
+    """Return how the model with the highest worst class changes the baseline's worst class, with the test."""
     baseline, *others = comparison[comparison.strongest]
     known = [row for row in others if row.worst is not None]
     if baseline.worst is None or not known:
@@ -59,7 +59,7 @@ def comparison_verdict(comparison: ComparisonData) -> str:
     path = f"from {_at(baseline)} to {_at(best)}"
     of = f" of {baseline.model}"
     if delta == 0:
-        return f"{best.model} leaves the worst class{of} at {percent(best.worst.value)} ({_classes(best)})."
+        return f"{best.model} does not change the worst class{of}: {percent(best.worst.value)} ({_classes(best)})."
     if not significant:
         return (
             f"{best.model} does not change the worst class{of} significantly: {path}, {signed(delta)} points ({why})."
@@ -87,7 +87,7 @@ def comparison_facts(comparison: ComparisonData) -> list[tuple[str, str]]:
 
 
 def unpaired(comparison: ComparisonData) -> str | None:
-    """Return which models could not be tested against the baseline; None if all could."""
+    """Return a sentence on the models that have no paired test against the baseline; None if all have one."""
     baseline, *others = comparison[comparison.strongest]
     untested = [row.model for row in others if row.change is None]
     if not untested:
@@ -111,7 +111,7 @@ def audit_sentence(audit: AuditInfo) -> str:
 
 
 def allocation_sentence(report: ReportData) -> str | None:
-    """Return how far adaptive evaluation got; None if all examples were attacked."""
+    """Return the outcome of adaptive evaluation; None if all examples were attacked."""
     found = report.allocation
     if found is None:
         return None

@@ -66,7 +66,7 @@ def test_thresholds(report, demand, passed, what, wanted):
     (check,) = thresholds(report, "pgd", **demand)
     assert (check.passed, check.what, check.wanted) == (passed, f"pgd: {what}", wanted)
     assert check.measured == f"{check.value:.2f} [{check.low:.2f}, {check.high:.2f}]"
-    assert check.text == f"{check.what}: {check.measured} (wanted: {wanted})"
+    assert check.text == f"{check.what}: {check.measured} (required: {wanted})"
 
 
 def test_intervals_of_what_is_measured(report):
