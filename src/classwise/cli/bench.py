@@ -1,4 +1,4 @@
-"""``classwise bench``: where the benches went."""
+"""``classwise bench``: moved to ``python -m benchmarks``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def bench(context: typer.Context) -> None:
-    """Print where the benches went."""
+    """Print the command that replaces this one."""
     words = " ".join(["python -m benchmarks", *context.args])
-    print_error(f"error: classwise bench is now `{words}`, run in a checkout of the repository of classwise")
+    print_error(f"error: classwise bench has moved: run `{words}` in a checkout of the classwise repository")
     raise typer.Exit(2)

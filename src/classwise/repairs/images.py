@@ -29,7 +29,7 @@ class FittingImages:
     images: ImageSet
     index: Ints
     train: Ints
-    """The images of the model's own training where they are known, else ``index``."""
+    """The model's own training images if known, else ``index``."""
     origin: str
     notes: list[str]
 

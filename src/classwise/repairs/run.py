@@ -257,7 +257,7 @@ def _keep(original: Original, repaired: Repaired, directory: RunDirectory) -> No
     inner = repaired.model.model if isinstance(repaired.model, Biased) else repaired.model
     normalization = None
     if original.spec is not None and isinstance(inner, Normalized) and "normalize=" not in original.spec:
-        layer = inner.normalize  # it came with the weights, not from the architecture's spec
+        layer = inner.normalize  # the normalization came with the weights, not from the architecture's spec
         normalization = {"mean": layer.mean.flatten().tolist(), "std": layer.std.flatten().tolist()}
     directory.note(
         "repair",
@@ -273,7 +273,7 @@ def _keep(original: Original, repaired: Repaired, directory: RunDirectory) -> No
 
 
 def _info(original: Original, report: RepairReport, directory: RunDirectory | None) -> dict[str, Any]:
-    """What the report of the repaired model says of it."""
+    """The description of the repaired model in its report."""
     if directory is None:
         return {"name": f"{original.info.get('name', 'model')} + {report.method}"}
     return {
