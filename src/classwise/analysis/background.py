@@ -266,16 +266,16 @@ def _read_masks(path: Path, x: Tensor) -> NDArray[np.bool_]:
 
 
 def _color_finding(values: Record) -> str:
-    said = []
+    phrases = []
     for one in values.assignments:
         within = one.adversarial.within_superclass
         if within.value is None:
             return "No example is misclassified under attack, so the effect of background colors cannot be measured."
-        said.append(
+        phrases.append(
             f"{share(within, '%')} with the colors {one.name} (without these colors {share(one.under_the_other, '%')}, "
             f"by chance {one.adversarial.within_by_chance:.1f}%)"
         )
-    return f"Wrong predictions under {values.attack} that stay within a background color: {' and '.join(said)}."
+    return f"Wrong predictions under {values.attack} that stay within a background color: {' and '.join(phrases)}."
 
 
 def _color_frame(values: Record) -> pd.DataFrame:

@@ -309,20 +309,20 @@ def _setting_frame(values: Record) -> pd.DataFrame:
 
 def _finding(values: Record) -> str:
     label, times = Counter(one.weakest for one in values.settings).most_common(1)[0]
-    said = (
+    sentence = (
         f"{capitalized(condition(values.attack))}, {class_name(values.classes[label])} is the weakest in "
         f"{times} of {len(values.settings)} settings"
     )
     within = [one.within.value for one in values.settings if one.within.value is not None]
     if within:
-        said += f"; Spearman's coefficient of the class accuracies is {np.mean(within):.2f} between seeds"
+        sentence += f"; Spearman's coefficient of the class accuracies is {np.mean(within):.2f} between seeds"
     known = [change for change in values.changes if change.agreement.value is not None]
     if not known:
-        return f"{said}."
+        return f"{sentence}."
     least = min(known, key=lambda change: float(change.agreement.value))
     ceiling = "" if least.ceiling is None else f", with a ceiling of {format_number(least.ceiling)}"
     between = f"Spearman's coefficient is lowest between settings that differ in {least.what}"
-    return f"{said}; {between}: {least.agreement}{ceiling}."
+    return f"{sentence}; {between}: {least.agreement}{ceiling}."
 
 
 def _figures(values: Record, finding: str) -> list[Figure]:

@@ -89,7 +89,10 @@ def train_together(
         if not group.is_main:
             loggers, progress = (), SILENT
         if workers > 1 and group.size > 1:
-            raise InputError("workers train whole runs and processes split the batches of one: pass only one of them")
+            raise InputError(
+                "workers and processes exclude each other: workers train several runs at a time, processes split the "
+                "batches of one run"
+            )
         return _train(loaded, group, resume, workers, make_loggers(loggers), progress)
 
 

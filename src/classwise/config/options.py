@@ -202,7 +202,7 @@ class EvaluateOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.margins and self.out is None:
-            raise InputError("margins are saved in a directory: pass out")
+            raise InputError("margins need a directory to save them in: pass out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +254,10 @@ class TrainOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.processes != 1 and self.workers != 1:
-            raise InputError("workers train whole runs and processes split the batches of one: pass only one of them")
+            raise InputError(
+                "workers and processes exclude each other: workers train several runs at a time, processes split the "
+                "batches of one run"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -228,7 +228,7 @@ def overall(
     """
     survived, done, available = _counts(survived, done, available)
     if ((done == 0) & (available > 0)).any():
-        raise InputError("the overall accuracy needs an attacked example of every class that has any")
+        raise InputError("the overall accuracy needs an attacked example of every class with examples")
     present = np.flatnonzero(available)
     if not present.size:
         return np.nan, np.nan, np.nan

@@ -267,7 +267,7 @@ def _check_gradients(model: nn.Module, parts: Sequence[AttackParts]) -> None:
     units = [unit for one in parts for unit, attack in one.units.items() if not attack.black_box]
     if units and not has_gradients(model):
         black_boxes = ", ".join(name for name, attack in ATTACKS.items() if attack.black_box)
-        raise InputError(f"the model has no gradients, which {units[0]} needs: use {black_boxes}")
+        raise InputError(f"{units[0]} needs gradients, but the model has no gradients: use {black_boxes}")
 
 
 def _distinct(keys: list[str]) -> list[str]:

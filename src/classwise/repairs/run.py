@@ -114,7 +114,7 @@ def run_repair(
     repaired = method(case)
     report = _report(original, fitting, case, name, method, choice, repaired)
     if directory is not None:
-        _keep(original, repaired, directory)
+        _save_repaired(original, repaired, directory)
         report.to_json(directory.repair)
     before = after = None
     if judges is not None:
@@ -252,7 +252,7 @@ def _percent(share: float) -> float:
     return round(100 * share, 4)
 
 
-def _keep(original: Original, repaired: Repaired, directory: RunDirectory) -> None:
+def _save_repaired(original: Original, repaired: Repaired, directory: RunDirectory) -> None:
     """Write the repaired model so that the directory can be loaded as one."""
     inner = repaired.model.model if isinstance(repaired.model, Biased) else repaired.model
     normalization = None

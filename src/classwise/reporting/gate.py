@@ -92,12 +92,10 @@ def no_worse_than(comparison: ComparisonData, key: str, alpha: float) -> list[Ch
     if not 0 < alpha < 1:
         raise InputError(f"alpha must be between 0 and 1, got {alpha}")
     if not comparison.paired:
-        raise InputError(
-            "the runs were not measured on the same examples, which a paired test needs: evaluate both on the same data"
-        )
+        raise InputError("a paired test needs runs with the same examples: evaluate both on the same data")
     if key not in comparison.results:
         both = ", ".join(comparison.results)
-        raise InputError(f"the runs share no result {key!r} of the same attacks: choose one of {both} with --attack")
+        raise InputError(f"the runs have no common result {key!r}: choose one of {both} with --attack")
     row = comparison[key][-1]
     assert row.change is not None
     return [

@@ -140,10 +140,10 @@ def _trained(training: Mapping[str, Any] | None) -> Iterator[str]:
     if training is None:
         yield "No record of the training is available."
         return
-    asked = training.get("asked", {})
+    recipe = training.get("asked", {})
     yield f"With classwise {escaped(str(training.get('versions', {}).get('classwise', '')))}, by this recipe:"
     # JSON escapes line breaks, so no line can end the block.
-    yield from ("", "```json", json.dumps(asked, indent=1), "```")
+    yield from ("", "```json", json.dumps(recipe, indent=1), "```")
     if training.get("best_epoch") is not None:
         rule = escaped(str(training.get("rule")))
         yield from ("", f"Selected epoch, by {rule} on validation images: {escaped(str(training['best_epoch']))}.")

@@ -166,8 +166,8 @@ _RULES = (
     _Rule(
         code="loss-does-not-rise",
         count="slack",
-        text="On {share} images{where} {steps} attack steps do not raise the loss, or it falls again (mean: {first} to "
-        "{last}): the search fails, and surviving more steps would be no evidence of robustness.",
+        text="On {share} images{where} the loss does not rise over {steps} attack steps, or falls again (mean: {first} "
+        "to {last}): the search fails, and surviving more steps is no evidence of robustness.",
     ),
     _Rule(
         code="one-step-wins",
