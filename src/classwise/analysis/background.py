@@ -8,7 +8,7 @@ never saw these colors, and the share by chance.
 **White**, for any images: the background in the images of one class becomes white, and the model is evaluated on them
 without retraining. Table 4 is the number of predictions per class, without and under attack, before and after. Further
 runs (the paper's has a lower beta for the confused class) are evaluated on the same white images. Masks come from a
-file or are estimated; reported are the area that they cover and the share of the model's gradient within them.
+file or are estimated; the area that they cover and the share of the model's gradient within them are reported.
 
 Deviations
 * The paper's masks are made by hand.
@@ -266,16 +266,16 @@ def _read_masks(path: Path, x: Tensor) -> NDArray[np.bool_]:
 
 
 def _color_finding(values: Record) -> str:
-    said = []
+    phrases = []
     for one in values.assignments:
         within = one.adversarial.within_superclass
         if within.value is None:
-            return "No example is misclassified under attack, so background colors cannot matter."
-        said.append(
+            return "No example is misclassified under attack, so the effect of background colors cannot be measured."
+        phrases.append(
             f"{share(within, '%')} with the colors {one.name} (without these colors {share(one.under_the_other, '%')}, "
             f"by chance {one.adversarial.within_by_chance:.1f}%)"
         )
-    return f"Wrong predictions under {values.attack} that stay within a background color: {' and '.join(said)}."
+    return f"Wrong predictions under {values.attack} that stay within a background color: {' and '.join(phrases)}."
 
 
 def _color_frame(values: Record) -> pd.DataFrame:

@@ -64,7 +64,7 @@ class Images:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Which images are correct under biases, each half under those fitted to the other."""
+    """Correctness of each image under biases that were fitted to the other half."""
 
     images: Images
     robust: Bools

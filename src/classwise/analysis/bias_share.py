@@ -198,7 +198,7 @@ def _threat(table: Margins) -> Threat:
 
 
 def _lifted(values: Record) -> dict[str, str]:
-    """Return what biases lift: the worst class, and the weakest tenth if that is more than one class."""
+    """Return what biases raise: the worst class, and the weakest tenth if that is more than one class."""
     present = sum(part.value is not None for part in values.models[0].profile.by_class)
     return {key: name for key, name in LIFTED.items() if key == "worst" or tenth_of(present) > 1}
 
@@ -305,11 +305,13 @@ def _gain(one: Record, base: str) -> str:
     gain, part = one.worst.gain, one.worst.share
     if gain.value <= 0:
         return f"{one.model} does not raise the worst class over {base} ({share(gain, ' points')})"
-    said = f"{one.model} raises the worst class of {base} by {share(gain, ' points')}"
+    sentence = f"{one.model} raises the worst class of {base} by {share(gain, ' points')}"
     at = f"at an average of {one.shifted.average:.1f}%"
     if part.low is None:
-        return f"{said}, which is not significant; class biases alone reach {share(one.worst.reached, ' points')} {at}"
-    return f"{said}, of which class biases alone reach {share(part, '%')} {at}"
+        return (
+            f"{sentence}, which is not significant; class biases alone reach {share(one.worst.reached, ' points')} {at}"
+        )
+    return f"{sentence}, of which class biases alone reach {share(part, '%')} {at}"
 
 
 def _figures(values: Record, finding: str) -> list[Figure]:

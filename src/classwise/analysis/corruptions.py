@@ -19,7 +19,7 @@ from pydantic import NonNegativeInt
 
 from classwise.analysis.correlation import pearson, spearman
 from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
-from classwise.analysis.run import Run
+from classwise.analysis.run import Run, condition
 from classwise.core.errors import InputError
 from classwise.metrics import class_variance, max_class_difference
 from classwise.reporting.corruptions import CorruptionResult
@@ -149,14 +149,14 @@ def _finding(values: Record) -> str:
     known = [one for one in values.families if one.spearman.value is not None]
     weak = _worst(values.adversarial.by_class)
     same = sum(_worst(one.by_class).label == weak.label for one in values.families)
-    said = (
-        f"The worst class under {values.attack}, {weak.name} ({weak.value:.1f}%), is the worst under {same} of "
+    sentence = (
+        f"The worst class {condition(values.attack)}, {weak.name} ({weak.value:.1f}%), is the worst under {same} of "
         f"{len(values.families)} families of corruptions"
     )
     if not known:
-        return f"{said}; class accuracies cannot be correlated (too few classes, or no variation)."
+        return f"{sentence}; class accuracies cannot be correlated (too few classes, or no variation)."
     most = max(known, key=lambda one: abs(float(one.spearman.value)))
-    return f"{said}; class accuracies correlate most under {most.family}, with Spearman {most.spearman.with_p}."
+    return f"{sentence}; class accuracies correlate most under {most.family}, with Spearman {most.spearman.with_p}."
 
 
 def _figures(values: Record, parts: list[Record], finding: str) -> list[Figure]:

@@ -1,8 +1,8 @@
 """Class accuracies over training (Tian et al. 2021, Fig. 1): one curve per class, and the gap between them.
 
 Accuracies are those of the validation images, without attack and under the training's validation attack; the paper
-shows test accuracies, which training never sees here. With more classes than ``sample``, a random sample is drawn, as
-the paper draws twelve; the shaded gap and all numbers are of every class with validation images.
+shows test accuracies, which are not available during training here. With more classes than ``sample``, a random sample
+is drawn, as the paper draws twelve; the shaded gap and all numbers are of every class with validation images.
 
 With few validation images the worst class changes by chance, and classes tie. A worst class stays the worst until
 another one is strictly worse; among several new ones the first counts. ``settled`` is the epoch from which the last

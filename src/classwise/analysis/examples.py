@@ -28,6 +28,7 @@ from classwise.data.batches import ordered
 from classwise.evaluation.examples import AttackedImage
 from classwise.reporting.examples import Example, amplification
 from classwise.reporting.figures import Figure, gallery
+from classwise.reporting.formatting import class_name
 
 Indices = Annotated[tuple[int, ...], BeforeValidator(split_list)]
 
@@ -76,10 +77,10 @@ def examples(
         examples=[Example(**one.facts(classes, amplify)) for one in tried],
     )
     broken = sum(one.after.label != one.label for one in values.examples)
-    whose = "the given indices" if of is None else f"{of}, the least and the most robust of {len(rows)}"
+    source = "at the given indices" if of is None else f"of {class_name(of)} (least and most robust of {len(rows)})"
     return AnalysisResult(
         name="examples",
-        finding=f"{attack} ({values.threat}) breaks {broken} of {len(tried)} shown images of {whose}.",
+        finding=f"{attack} ({values.threat}) breaks {broken} of {len(tried)} images {source}.",
         values=values,
         frames={"images": frame_of(_row(one) for one in values.examples)},
         draw=lambda: _figures(values),

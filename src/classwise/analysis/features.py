@@ -89,13 +89,13 @@ def features(
         name: evaluate_variant(plain, folder / name, attack=key, progress=progress).report for name in generated
     }
     models = [Record(name=name, natural=report[NATURAL], adversarial=report[key]) for name, report in reports.items()]
-    said = [
+    phrases = [
         f"{one.name} {one.natural.overall.value:.1f}% (worst class {one.natural.worst.name}, "
         f"{one.natural.worst.value:.1f}%)"
         for one in models
         if one.natural.worst is not None
     ]
-    finding = f"Natural accuracy by training images: {', '.join(said)}."
+    finding = f"Natural accuracy by training images: {', '.join(phrases)}."
     rows = [
         {
             "trained_on": one.name,

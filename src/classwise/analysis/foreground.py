@@ -53,7 +53,7 @@ def _foreground(image: NDArray[np.floating]) -> Masks:
 def _likelihood(colors: NDArray[np.float64], pixels: Masks) -> NDArray[np.float64]:
     mixture = GaussianMixture(COMPONENTS, covariance_type="full", reg_covar=1e-3, max_iter=20, n_init=1, random_state=0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # expected for images with one or few colors
+        warnings.simplefilter("ignore", ConvergenceWarning)  # expected for images with few colors
         return np.asarray(mixture.fit(colors[pixels]).score_samples(colors))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from classwise.analysis.correlation import spearman
 from classwise.analysis.plots import interval_series, shown_classes, shown_suffix
 from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
-from classwise.analysis.run import Run, compare_runs, open_runs
+from classwise.analysis.run import Run, compare_runs, condition, open_runs
 from classwise.core.errors import InputError
 from classwise.reporting.comparison import Row
 from classwise.reporting.figures import Figure, Series, bars
@@ -117,7 +117,7 @@ def _finding(values: Record) -> str:
 
     order = "" if growth.order.value is None else f"; Spearman's coefficient of the classes is {growth.order.with_p}"
     return (
-        f"{one.model} under {values.attack} against {base.model} without attack: class variance "
+        f"{one.model} {condition(values.attack)} against {base.model} without attack: class variance "
         f"{base.natural.cv:.1f} → {one.robust.cv:.1f}{times(growth.cv)}, best minus worst class "
         f"{base.natural.mcd:.1f} → {one.robust.mcd:.1f} points{times(growth.mcd)}{order}."
     )

@@ -3,7 +3,8 @@
 
 For every class j the run's recipe is trained without the training examples of j. Entry (i, j) of the homing matrix
 counts the examples of class i that the attack turned into j and that are classified correctly under attack by the model
-trained without j. A pair is one-to-one if most of the examples that return to i come from j, and most of j's from i.
+trained without j. A pair is one-to-one if j is the most frequent wrong prediction among the corrected examples of i,
+and i among those of j.
 
 This needs K trainings and evaluations, in ``work/without-<label>``; finished ones are reused.
 """

@@ -1,8 +1,8 @@
 """Number of classes in each interval of accuracy (Tian, Kuang et al. 2021 at ICLR, Appendix A, Fig. 6).
 
 The intervals are those of the figure: [0, 10], (10, 20], ..., (90, 100]. Classes at 0 are in the first one and counted
-separately. ``sure`` counts the classes whose whole Wilson interval lies in their interval. Runs may have different data
-sets; then compare shares of classes.
+separately. ``sure`` counts the classes whose whole Wilson interval lies in their interval. If runs have different data
+sets, compare shares of classes.
 """
 
 # K classes
@@ -24,7 +24,7 @@ NAMES = ["[0, 10]", *(f"({low}, {low + 10}]" for low in range(10, 100, 10))]
 
 
 def intervals(*runs: Run | str | Path, attack: str | None = None) -> AnalysisResult:
-    """Number of classes by accuracy. ``attack``: one of the reports, by default the worst case over all."""
+    """Number of classes by accuracy. ``attack``: one of the report, by default the worst case over all."""
     opened = open_runs(runs, 1, MOST_RUNS)
     models = []
     for run, name in zip(opened, unique_names(opened), strict=True):

@@ -44,6 +44,7 @@ from classwise.core.types import Attack
 from classwise.data.batches import ordered
 from classwise.reporting.estimates import Estimate, estimate
 from classwise.reporting.figures import DASHES, INK, SERIES_COLORS, Figure, Series, bars, lines
+from classwise.reporting.formatting import class_name
 
 Floats = NDArray[np.float64]
 PRECISION = 0.005
@@ -264,7 +265,8 @@ def _finding(values: Record) -> str:
     )
     return (
         f"The mean smallest {values.norm} radius at which {values.attack} breaks an image (an upper bound) ranges from "
-        f"{least.mean:.4f} for {least['class']} to {most.mean:.4f} for {most['class']}{between}."
+        f"{least.mean:.4f} for {class_name(least['class'])} to {most.mean:.4f} for {class_name(most['class'])}"
+        f"{between}."
     )
 
 

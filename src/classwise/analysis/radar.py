@@ -98,16 +98,16 @@ def _finding(one: Record, values: Record) -> str:
     known = [part for part in one.differences if part.points is not None]
     higher, lower = (sum(sign * part.points > 0 for part in known) for sign in (1, -1))
     base = values.models[0].model
-    said = f"{one.model} against {base} {condition(values.attack)}: {higher} classes higher, {lower} lower"
+    sentence = f"{one.model} against {base} {condition(values.attack)}: {higher} classes higher, {lower} lower"
     if any(part.p_value is not None for part in known):
         points = [part.points for part in known if part.p_value is not None and part.p_value < SIGNIFICANT]
         up = sum(change > 0 for change in points)
-        said += f" (significant: {up} higher, {len(points) - up} lower)"
+        sentence += f" (significant: {up} higher, {len(points) - up} lower)"
     if len(known) > 1:
         least, most = (pick(known, key=lambda part: float(part.points)) for pick in (min, max))
         ends = [f"{part['class']} {part.points:+.1f} points{p_text(part.p_value)}" for part in (least, most)]
-        said += f", from {' to '.join(ends)}"
-    return said
+        sentence += f", from {' to '.join(ends)}"
+    return sentence
 
 
 def _figures(values: Record, finding: str) -> list[Figure]:

@@ -21,7 +21,7 @@ from classwise.reporting import ClassReport, load_report
 from classwise.reporting.comparison import Comparison, compare
 from classwise.storage.margins import Margins
 from classwise.storage.run_directory import RunDirectory
-from classwise.storage.verdicts import NATURAL, Verdicts
+from classwise.storage.verdicts import NATURAL, WORST_CASE, Verdicts
 
 MOST_RUNS = 6
 """Runs that a figure can distinguish."""
@@ -62,9 +62,7 @@ class Run:
     def verdicts(self) -> Verdicts:
         """Predictions of every evaluated example."""
         if self.report.verdicts is None:
-            raise InputError(
-                f"{self.path} has no verdicts.parquet: run classwise evaluate with --out {self.path} first"
-            )
+            raise InputError(f"{self.path} has no verdicts.parquet; run classwise evaluate --out {self.path} first")
         return self.report.verdicts
 
     @cached_property
@@ -72,9 +70,8 @@ class Run:
         """Margin matrix of the evaluated images."""
         file = RunDirectory(self.path).margins
         if not file.exists():
-            raise InputError(
-                f"{self.path} has no {file.name}: run classwise evaluate with --margins and --out {self.path}"
-            )
+            command = f"classwise evaluate --margins --out {self.path}"
+            raise InputError(f"{self.path} has no {file.name}; run {command} first")
         return Margins.load(file)
 
     @cached_property
@@ -110,7 +107,7 @@ class Run:
         recorded = RunDirectory(self.path).read().get("evaluation", {}).get("asked", {}).get("model")
         spec = str(self.path) if recorded is None else recorded.get("spec")
         if spec is None:
-            raise InputError(f"the model of {self.path} was evaluated from memory and cannot be loaded")
+            raise InputError(f"the model of {self.path} was a module in memory and cannot be loaded")
         if recorded is not None and "weights" in recorded and self.weights is None:
             raise InputError(
                 f"the model of {self.path} was evaluated with weights from {recorded['weights']}; pass that file with "
@@ -141,7 +138,7 @@ class Run:
     def require_classes(self, least: int) -> None:
         """Raise ``InputError`` if there are fewer classes."""
         if self.num_classes < least:
-            raise InputError(f"the data of {self.path} have {_classes(self.num_classes)}; at least {least} are needed")
+            raise InputError(f"{self.path} has {_classes(self.num_classes)}; at least {least} are needed")
 
     def label_of(self, label: str | int | None, key: str) -> int:
         """Return the label of a class given by name or number; by default the worst class of a result."""
@@ -192,8 +189,8 @@ def compare_runs(runs: Sequence[Run], attack: str | None) -> tuple[str, Comparis
 
 
 def condition(key: str) -> str:
-    """Return a phrase for a result: ``under pgd``, or ``without attack``."""
-    return "without attack" if key == NATURAL else f"under {key}"
+    """Return a phrase for a result: ``under pgd``, ``under all attacks`` or ``without attack``."""
+    return {NATURAL: "without attack", WORST_CASE: "under all attacks"}.get(key, f"under {key}")
 
 
 def capitalized(text: str) -> str:

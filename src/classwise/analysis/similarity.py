@@ -226,16 +226,16 @@ def _correlation_frame(values: Record) -> pd.DataFrame:
 def _finding(values: Record) -> str:
     part = values.adversarial.logits
     top = _ranked_pairs(part, 1)
-    said = f"{values.model} {condition(values.attack)}: "
+    sentence = f"{values.model} {condition(values.attack)}: "
     if top:
         cosine, i, j = top[0]
-        said += (
+        sentence += (
             f"the most similar classes by mean logits are {values.classes[i]} and {values.classes[j]} ({cosine:.2f})"
         )
     if part.with_confusion.value is None:
-        return f"{said}; similarity and confusion cannot be correlated (too few classes, or no variation)."
+        return f"{sentence}; similarity and confusion cannot be correlated (too few classes, or no variation)."
     return (
-        f"{said}; similarity and confusion have a Spearman coefficient of {part.with_confusion.value:.2f} over "
+        f"{sentence}; similarity and confusion have a Spearman coefficient of {part.with_confusion.value:.2f} over "
         f"{part.with_confusion.pairs} pairs (Mantel test{p_text(part.with_confusion.p)})."
     )
 

@@ -17,7 +17,7 @@ from typing import Literal
 from classwise.analysis.plots import interval_series
 from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
 from classwise.analysis.retraining import evaluate_variant, recipe_of, repeatable_attack, train_variants
-from classwise.analysis.run import Run
+from classwise.analysis.run import Run, condition
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
@@ -106,7 +106,7 @@ def _result(
         f"points against {first.name}"
     )
     finding = (
-        f"{best.name} has the highest worst class under {key}: {share(best.worst, '%')} ({best.worst.name}) at an "
+        f"{best.name} has the highest worst class {condition(key)}: {share(best.worst, '%')} ({best.worst.name}) at an "
         f"average of {best.average.value:.1f}%{change}."
     )
     models_frame = [
@@ -151,7 +151,7 @@ def _figures(values: Record, finding: str) -> list[Figure]:
             [series("Pareto front", front), *([series("others", others)] if others else [])],
             title="Average against worst class",
             alt=f"Average and worst-class accuracy under {values.attack}. {finding}",
-            x="average accuracy under attack, %",
+            x="average robust accuracy, %",
             y="accuracy of the worst class, %",
             joined=["Pareto front"],
         )

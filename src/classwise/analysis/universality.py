@@ -5,8 +5,8 @@ Runs whose recipes differ only in the seed are one **setting**. The agreement of
 coefficient between the class accuracies of a run of one and a run of the other; runs with the same seed share their
 data split and are paired only if there are no others. The same mean over pairs of runs within a setting is the
 agreement between seeds. It limits what can be expected between settings: their **ceiling** is the geometric mean of the
-agreements within each (Spearman 1904, attenuation). An agreement at the ceiling means that the change of setting moved
-the classes no more than a change of seed; without a ceiling a low agreement has no interpretation.
+agreements within each (Spearman 1904, attenuation). At the ceiling, the change of setting affects the order of the
+classes no more than a change of seed; without a ceiling a low agreement cannot be interpreted.
 
 Intervals are percentile bootstraps, 95%: examples are resampled within classes, the same for every run, and runs within
 settings. Classes are not resampled: the result is about these classes. Resampled coefficients are slightly lower
@@ -34,11 +34,12 @@ from classwise.analysis.retraining import recipe_if_trained
 from classwise.analysis.run import Run, capitalized, compare_runs, condition, open_runs
 from classwise.core.errors import InputError
 from classwise.reporting.figures import Figure, heatmap
+from classwise.reporting.formatting import class_name
 from classwise.reporting.part import Part
 
 RESAMPLES = 1000
-SEVERAL = "several at once"
-UNKNOWN = "something unknown"
+SEVERAL = "several keys"
+UNKNOWN = "unknown keys"
 
 
 class Agreement(Part):
@@ -54,7 +55,7 @@ class Agreement(Part):
 
 
 def universality(*runs: Run | str | Path, attack: str | None = None, seed: int = 0) -> AnalysisResult:
-    """Agreement of runs on the order of their classes. ``attack``: by default the worst case that all have."""
+    """Agreement of runs on the order of the classes. ``attack``: by default the worst case that all have."""
     opened = open_runs(runs, 2)
     key, comparison = compare_runs(opened, attack)
     if not comparison.paired:
@@ -64,7 +65,7 @@ def universality(*runs: Run | str | Path, attack: str | None = None, seed: int =
     survived = np.stack([run.verdicts.survived(key)[order] for run in opened], 1)  # (N, R)
     present, begin, n = np.unique(labels[order], return_index=True, return_counts=True)
     if len(present) < FEWEST:
-        raise InputError(f"the runs have examples of {len(present)} classes; an order needs at least {FEWEST}")
+        raise InputError(f"the runs have examples of {len(present)} classes; agreement needs at least {FEWEST}")
     recipes = [_recipe(run) for run in opened]
     member, settings = _grouped(recipes)  # (R,) and the recipe of each setting
     pairing = _Pairing(member, [None if recipe is None else recipe["seed"] for recipe in recipes])
@@ -308,19 +309,20 @@ def _setting_frame(values: Record) -> pd.DataFrame:
 
 def _finding(values: Record) -> str:
     label, times = Counter(one.weakest for one in values.settings).most_common(1)[0]
-    said = (
-        f"{capitalized(condition(values.attack))}, {values.classes[label]} is the weakest class in {times} of "
-        f"{len(values.settings)} settings"
+    sentence = (
+        f"{capitalized(condition(values.attack))}, {class_name(values.classes[label])} is the weakest in "
+        f"{times} of {len(values.settings)} settings"
     )
     within = [one.within.value for one in values.settings if one.within.value is not None]
     if within:
-        said += f"; seeds agree on the order of the classes to {np.mean(within):.2f} (Spearman)"
+        sentence += f"; Spearman's coefficient of the class accuracies is {np.mean(within):.2f} between seeds"
     known = [change for change in values.changes if change.agreement.value is not None]
     if not known:
-        return f"{said}."
+        return f"{sentence}."
     least = min(known, key=lambda change: float(change.agreement.value))
     ceiling = "" if least.ceiling is None else f", with a ceiling of {format_number(least.ceiling)}"
-    return f"{said}; settings that differ in {least.what} agree least, to {least.agreement}{ceiling}."
+    between = f"Spearman's coefficient is lowest between settings that differ in {least.what}"
+    return f"{sentence}; {between}: {least.agreement}{ceiling}."
 
 
 def _figures(values: Record, finding: str) -> list[Figure]:

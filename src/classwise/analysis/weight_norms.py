@@ -2,7 +2,7 @@
 
 For each class c, ‖w_c‖₂ of the last linear layer next to the accuracy of the class, without attack and under attack.
 The paper plots both min-max normalized and finds that they rise together in robust models, but not in standard ones,
-of which it means the natural accuracy. See ``correlation`` for intervals and p-values of the coefficients.
+for which it uses the natural accuracy. See ``correlation`` for intervals and p-values of the coefficients.
 """
 
 # K classes, D features

@@ -58,7 +58,7 @@ def evaluate(
     options = EvaluateOptions(**arguments)
     perturbations = read_perturbations(
         options.attacks, eps, norm
-    )  # first: a mistyped attack is reported before data is loaded
+    )  # parsed first, so that a mistyped attack is reported before data is loaded
     images = load_data(data, split=split, classes=None if classes is None else tuple(classes), progress=progress)
     loaded, run = resolve_model(model, weights, images, device, trust=trust)
     directory = None if out is None else RunDirectory(Path(out).expanduser())

@@ -17,7 +17,7 @@ from classwise.core.threat import Threat
 from classwise.evaluation.inputs import count_classes
 from classwise.evaluation.perturbations import read_perturbations
 from classwise.models.load import build_model, run_directory
-from classwise.repairs.images import FittingImages, check_apart, fitting_images, test_split
+from classwise.repairs.images import FittingImages, check_disjoint, fitting_images, test_split
 from classwise.repairs.methods import METHODS, Case, Method
 from classwise.repairs.run import Original, Repair, TestSetup, parse_floor, resolve_threat, run_repair
 from classwise.storage.run_directory import RunDirectory
@@ -85,7 +85,7 @@ def repair(
     if evaluate:
         judges = _test_setup(options, loaded, fitting, threat, progress)
     else:
-        check_apart(data, fitting, progress)
+        check_disjoint(data, fitting, progress)
     directory = None if out is None else RunDirectory(Path(out).expanduser())
     case = Case(
         model=loaded,

@@ -1,4 +1,4 @@
-"""``classwise.train``: from recipes to run directories, with the repair that a recipe may end with."""
+"""``classwise.train``: from recipes to run directories, with the optional repair of a recipe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Run:
     outcome: Outcome
     classes: tuple[str, ...]
     repaired: Path | None = None
-    """Run directory of the repair that the recipe ends with, if any."""
+    """Run directory of the recipe's repair, if any."""
 
     def load(self, which: str = "best") -> nn.Module:
         """Load the trained model: ``best`` on validation images, or ``last``."""
@@ -78,8 +78,8 @@ def train_together(
 ) -> list[Run]:
     """Train several recipes, each into the run directory that is its key.
 
-    The runs take turns in this process; with ``workers`` that many run at a time in their own processes, which share
-    the cores and the GPU. The results are those of separate runs, on a CPU up to rounding with fewer threads.
+    The runs are interleaved in this process. With ``workers``, that many runs train at a time, each in its own process;
+    they share the cores and the GPU. Results equal those of separate runs, on a CPU up to rounding with fewer threads.
     """
     if not recipes:
         raise InputError("no recipe to train: pass at least one")
@@ -89,7 +89,10 @@ def train_together(
         if not group.is_main:
             loggers, progress = (), SILENT
         if workers > 1 and group.size > 1:
-            raise InputError("workers train whole runs and processes split the batches of one: pass only one of them")
+            raise InputError(
+                "workers and processes exclude each other: workers train several runs at a time, processes split the "
+                "batches of one run"
+            )
         return _train(loaded, group, resume, workers, make_loggers(loggers), progress)
 
 
@@ -136,7 +139,7 @@ def _train(
 
 
 def _repair(directory: RunDirectory, recipe: Recipe, group: ProcessGroup, progress: Progress) -> Path | None:
-    """Make the repair that a recipe ends with, fitted to the validation images of the run; return its directory."""
+    """Repair the run as its recipe requires, fitted to the validation images of the run; return the directory."""
     if recipe.repair is None:
         return None
     out = directory.path / "repaired"

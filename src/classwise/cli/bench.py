@@ -1,4 +1,4 @@
-"""``classwise bench``, which was replaced by ``python -m benchmarks``."""
+"""``classwise bench``: moved to ``python -m benchmarks``."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 def bench(context: typer.Context) -> None:
     """Print the command that replaces this one."""
     words = " ".join(["python -m benchmarks", *context.args])
-    print_error(f"error: classwise bench was replaced: run `{words}` in a checkout of the classwise repository")
+    print_error(f"error: classwise bench has moved: run `{words}` in a checkout of the classwise repository")
     raise typer.Exit(2)

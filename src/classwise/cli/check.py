@@ -130,7 +130,7 @@ def check(
         write_text(junit_file, junit(outcomes))
     annotate = os.environ.get("GITHUB_ACTIONS") == "true" if github is None else github
     passed = all(outcome.passed for outcome in outcomes)
-    # Class names come from outside: GitHub must not take a line of the table for a workflow command.
+    # Class names are untrusted: GitHub must not parse a line of the table as a workflow command.
     token = secrets.token_hex(16) if annotate and not as_json else None
     if as_json:
         say_json({"passed": passed, "checks": [outcome.model_dump(mode="json") for outcome in outcomes]})

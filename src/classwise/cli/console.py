@@ -29,7 +29,7 @@ OUT = Console(highlight=False, width=WIDTH)
 ERR = Console(stderr=True, highlight=False)
 LINE_SECONDS = 10.0
 NOTE_SECONDS = 2.0
-"""Without a terminal, progress prints at most one line in this time; with a note in it, in the shorter time."""
+"""Without a terminal, minimum seconds between progress lines; the shorter time applies to lines with a note."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from classwise.data import ImageSet
 
 LISTED = 30
-"""Up to this many classes all are listed; of more, those with the fewest and the most images."""
+"""Maximum number of classes that are all listed; of more, those with the fewest and the most images."""
 ENDS = 5
 
 data = typer.Typer(

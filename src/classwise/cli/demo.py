@@ -74,9 +74,10 @@ def story(comparison: Comparison) -> list[str]:
     rows = {row.model: row for row in comparison[comparison.strongest]}
     trades = rows["TRADES"]
     return [
-        f"Four networks classify 8 × 8 images of digits, {number(natural[0])} to {number(natural[-1])}% of "
-        f"{comparison.dataset.n} test images correctly. The attack may change every pixel by up to {EPS}. After "
-        f"standard training {percent(rows['standard'].overall.value)} of the images stay correct.",
+        f"Four networks classify 8 × 8 images of digits. Without attack, they are correct on {number(natural[0])} to "
+        f"{number(natural[-1])}% of {comparison.dataset.n} test images. The attack may change every pixel by up to "
+        f"{EPS}. After standard training {percent(rows['standard'].overall.value)} of the images stay correct "
+        "under attack.",
         _worst_of_madry(rows["Madry"]),
         _worst_of_trades(rows["Madry"], trades),
         _gain(trades, rows["WAT"], "WAT is TRADES with larger weights for classes of high validation loss."),
@@ -92,8 +93,8 @@ def _worst_of_madry(madry: Row) -> str:
     from classwise.reporting.formatting import percent
 
     return (
-        f"Adversarial training (Madry) keeps {percent(madry.overall.value)} correct on average, but of its weakest "
-        f"digit, {_worst(madry)}."
+        f"After adversarial training (Madry) {percent(madry.overall.value)} stay correct on average; the weakest digit "
+        f"is {_worst(madry)}."
     )
 
 
@@ -110,7 +111,7 @@ def _worst_of_trades(madry: Row, trades: Row) -> str:
     if worst.label != before.label:
         weakest = f"Its weakest digit is {_worst(trades)}."
     return (
-        f"TRADES keeps {percent(trades.shares[before.label])} of the {before.name}s correct, {difference} "
+        f"After TRADES {percent(trades.shares[before.label])} of the {before.name}s stay correct, {difference} "
         f"({p_text(change.p_value)}). {weakest}"
     )
 
@@ -126,7 +127,7 @@ def _gain(trades: Row, other: Row, method: str) -> str:
     if after.low > before.high and after.corrected.low > before.corrected.high:
         evidence = "The two intervals do not overlap."
     elif after.value <= before.value:
-        evidence = f"This run shows no gain; {before.n} images of the digit do not resolve a few points."
+        evidence = f"This run shows no gain; {before.n} images of the digit are too few to detect a few points."
     return (
         f"{method} Its weakest digit is {_worst(other)}: {signed(after.value - before.value)} points in the worst "
         f"class, {signed(change.points)} on average, rho {signed(other.rho, 2)}. {evidence}"

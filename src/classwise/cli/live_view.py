@@ -32,7 +32,7 @@ from classwise.reporting.formatting import plain
 WEAKEST = 20
 """Number of classes shown."""
 REFRESHES = 2
-"""Per second."""
+"""Refreshes per second."""
 ROOMY = 72
 """Columns of a terminal that also shows counts and the elapsed time."""
 NAME = 16

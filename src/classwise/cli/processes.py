@@ -1,4 +1,4 @@
-"""A command in several processes on this machine, as ``torchrun`` starts them on several machines."""
+"""A command in several processes on this machine, as ``torchrun`` does on several machines."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run_in_processes(number: int) -> None:
     except SignalException as stopped:
         raise typer.Exit(128 + stopped.sigval) from None
     except ChildFailedError as failed:
-        # When one ends, so do the others: by themselves if they notice it, else by SIGTERM.
+        # When one ends, the others end too: by themselves if they detect it, else by SIGTERM.
         for rank, failure in failed.failures.items():
             if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
                 raise InputError(f"process {rank + 1} of {number} was killed by signal {-failure.exitcode}") from None

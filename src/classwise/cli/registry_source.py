@@ -1,4 +1,4 @@
-"""What registries contain, read from their source: importing attacks and corruptions would import torch.
+"""Read the content of registries from their source, because importing attacks and corruptions imports torch.
 
 A registry is a dict literal from names to classes, functions or further registries, followed through imports.
 """

@@ -43,7 +43,7 @@ def repair(options: dict[str, Any], as_json: Json = False) -> None:
 
 
 def _next_command(report: RepairReport, data: str, out: Path) -> list[object]:
-    """The command that shows the effect of the repair."""
+    """Return the command that shows the effect of the repair."""
     if report.test is not None:
         return ["compare", out / "original", out]
     norm = [] if report.threat.norm == "Linf" else ["--norm", report.threat.norm]

@@ -33,14 +33,14 @@ class About:
     text: str
     group: str
     unset: str = ""
-    """What applies if the option is not given; for a default that does not say it."""
+    """The behavior if the option is not given, where the default value does not show it."""
     python: str = ""
-    """What the Python function accepts in addition."""
+    """Values that only the Python function accepts."""
     flags: tuple[str, ...] | None = None
     """Names on the command line; None: the name of the field; empty: a positional argument."""
     metavar: str = ""
     only: Literal["python", "command"] | None = None
-    """Where the option exists, if not in both."""
+    """The interface that has the option, if not both."""
     required: bool = False
     """Whether the command line requires it although Python does not."""
     hidden: bool = False
@@ -87,7 +87,7 @@ class Option:
 
     @property
     def metavar(self) -> str:
-        """What stands for its value in the help."""
+        """Placeholder of its value in the help."""
         by_type = {(int,): "N", (float,): "N", (str, Path): "PATH"}
         own = self.name.removesuffix("s") if self.several else self.name
         return self.about.metavar or "|".join(self.choices) or by_type.get(self.types, own.upper())
@@ -104,7 +104,7 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        """Its default in words; empty for a switch and for what is off unless given."""
+        """Its default in words; empty for a switch and for an option that is off by default."""
         if self.about.unset or self.required or isinstance(self.default, bool) or self.default in (None, ()):
             return self.about.unset
         return ", ".join(self.default) if self.several else str(self.default)
@@ -202,7 +202,7 @@ class EvaluateOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.margins and self.out is None:
-            raise InputError("margins are saved in a directory: pass out")
+            raise InputError("margins need a directory to save them in: pass out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +254,10 @@ class TrainOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.processes != 1 and self.workers != 1:
-            raise InputError("workers train whole runs and processes split the batches of one: pass only one of them")
+            raise InputError(
+                "workers and processes exclude each other: workers train several runs at a time, processes split the "
+                "batches of one run"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Attack in rounds until the accuracy of the worst class is known: see ``classwise.evaluation.allocation``."""
+"""Adaptive evaluation: attack in rounds until the worst class is known, see ``classwise.evaluation.allocation``."""
 
 # K classes, N examples
 
@@ -23,11 +23,11 @@ class Rounds:
 
     label: Ints
     rank: Ints
-    """(N,) place of each example in the order of its class."""
+    """(N,) position of each example in the order of its class."""
     available: Ints
     """(K,) examples of each class."""
     half_width: float
-    """Wanted half-width of the 95% interval of the worst class, as a fraction."""
+    """Target half-width of the 95% interval of the worst class, as a fraction."""
 
     @classmethod
     def of(cls, label: Ints, num_classes: int, half_width: float, seed: int) -> Rounds:
@@ -41,7 +41,7 @@ class Rounds:
         return cls(label=label, rank=rank, available=available, half_width=half_width / 100)
 
     def run(self, verdicts: Verdicts) -> Iterator[Bools]:
-        """Yield the examples to attack (N,), a superset of those before, until the goal is reached.
+        """Yield masks (N,) of the examples to attack, each a superset of the previous one, until the goal is reached.
 
         Before the next step, the caller fills the verdicts on these examples.
         """
@@ -73,7 +73,7 @@ class Rounds:
         )
 
     def overall(self, verdicts: Verdicts, key: str) -> Estimate:
-        """Return the accuracy over all examples, estimated from the first round, the only one of a fixed size."""
+        """Return the accuracy over all examples, estimated from the first round, whose size is fixed."""
         done = first_round(self.available)
         correct = np.bincount(
             self.label[(self.rank < done[self.label]) & verdicts.survived(key)], minlength=len(self.available)

@@ -4,25 +4,25 @@ The goal is a 95% interval of half-width H for the lowest true class accuracy, m
 possible. Examples are attacked in rounds; after each, every class has Wilson bounds l_k and h_k.
 
 **The interval.** A class is a contender while its lower bound is below the lowest upper bound of all classes. The
-interval is [min l_k, min h_k] over the contenders. Its lower end is valid as soon as the bound of the truly worst class
-is, however many classes there are. Its upper end is valid only if no contender is underrated, so its error rate, 2.5%,
-is divided by the number of contenders (Bonferroni). Testing after every round affects the lower end: a class that looks
-good enough gets no more examples, so the truly worst class has a chance to look too good in every round. An error rate
-of 1.25% at the lower end compensates for this, because there are only a few rounds, each a multiple of the one before,
-and therefore nearly independent. In simulations with 2, 10 and 100 classes (one clearly worst, two tied, all equal, one
-just below all others, as on CIFAR-10) and H from 1 to 5 points, the interval contains the lowest true accuracy in at
-least 94% of runs. With 2.5% at the lower end it is 91% for one class just below 99 others, and for Wilson's interval of
-the class with the lowest measured accuracy 81% with ten equal classes. If classes are nearly tied, the interval is that
-of the lowest accuracy, whichever class has it.
+interval is [min l_k, min h_k] over the contenders. Its lower end is valid if the bound of the truly worst class is
+valid, regardless of the number of classes. Its upper end is valid only if no contender's accuracy is underestimated, so
+its error rate, 2.5%, is divided by the number of contenders (Bonferroni). Testing after every round affects the lower
+end: a class whose measured accuracy is high enough gets no more examples, so the truly worst class may be dropped by
+chance in any round. An error rate of 1.25% at the lower end compensates for this, because there are only a few rounds,
+each a multiple of the one before, and therefore nearly independent. In simulations with 2, 10 and 100 classes (one
+clearly worst, two tied, all equal, one just below all others, as on CIFAR-10) and H from 1 to 5 points, the interval
+contains the lowest true accuracy in at least 94% of runs. With 2.5% at the lower end it is 91% for one class just below
+99 others, and for Wilson's interval of the class with the lowest measured accuracy 81% with ten equal classes. If
+classes are nearly tied, the interval is that of the lowest accuracy, whichever class has it.
 
 **The plan.** Wilson's bounds invert the score test: for an accuracy p, the bound b is reached with
-n = z² b (1 - b) / (p - b)² examples. For any placement (b, b + 2H) of the wanted interval this gives the number of
+n = z² b (1 - b) / (p - b)² examples. For any placement (b, b + 2H) of the target interval this gives the number of
 examples needed if the accuracies do not change: every contender needs a lower bound above b, and one of them an upper
 bound below b + 2H. The cheapest placement is the plan. If there are not enough examples for any, the plan is the
-narrowest interval that they allow. A round gives a class at most a fixed multiple of its examples, so that early
-estimates do not decide too much.
+narrowest interval that they allow. A round gives a class at most a fixed multiple of its examples, which limits the
+influence of early estimates.
 
-**Bias.** Classes that look good by chance get no more examples and keep too high an accuracy, so the class accuracies
+**Bias.** Classes with a high accuracy by chance get no more examples and remain overestimated, so the class accuracies
 and their average are too high after such a run (by two points with ten equal classes). ``overall`` should therefore be
 computed from the first round, the only one whose size does not depend on results.
 """
@@ -139,7 +139,7 @@ class Contenders:
 
 
 def _needed(distance: Floats, bound: Floats, z: float) -> Floats:
-    """Return the examples for which Wilson's bound of an accuracy, ``distance`` away, is ``bound``."""
+    """Return the number of examples at which Wilson's bound equals ``bound``, ``distance`` away from the accuracy."""
     with np.errstate(divide="ignore", invalid="ignore"):
         exact = z**2 * bound * (1 - bound) / distance**2
     return np.where(distance > 0, np.ceil(exact * (1 - ROUNDING)), np.inf)
@@ -228,7 +228,7 @@ def overall(
     """
     survived, done, available = _counts(survived, done, available)
     if ((done == 0) & (available > 0)).any():
-        raise InputError("the overall accuracy needs an attacked example of every class that has any")
+        raise InputError("the overall accuracy needs an attacked example of every class with examples")
     present = np.flatnonzero(available)
     if not present.size:
         return np.nan, np.nan, np.nan

@@ -18,7 +18,7 @@ from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 
 SAVE_SECONDS = 5.0
-"""Time between two saves: the work that an interrupted process may lose."""
+"""Seconds between two saves: the most work that an interruption can lose."""
 
 
 def _do_nothing() -> None:
@@ -42,7 +42,7 @@ class BatchLoop:
     """Time of the last save."""
 
     def run(self, task: str, pending: Bools, process: Callable[[Ints], None]) -> None:
-        """Call ``process`` with the numbers of the pending examples (N,), in batches of equal size.
+        """Call ``process`` with the indices of the pending examples (N,), in batches of equal size.
 
         Raises ``InputError`` when there is not enough memory for one example.
         """

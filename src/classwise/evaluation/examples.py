@@ -83,7 +83,7 @@ class AttackedImage:
 def find_broken_examples(
     run: Run, parts: Sequence[AttackParts], label: int, classes: Sequence[str], rows: Bools
 ) -> BrokenExamples | None:
-    """Repeat the attacks on the first examples of a class that they broke; None if they broke none."""
+    """Return the first broken examples of a class by repeating the attacks; None if no example is broken."""
     verdicts, progress = run.verdicts, run.loop.progress
     amplify = amplification(run.threat.norm, run.threat.eps)
     survived = rows & (verdicts.label == label) & (verdicts.natural == label)

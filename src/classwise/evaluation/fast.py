@@ -2,13 +2,13 @@
 
 Unless gradients are masked, a cascade of cheap gradient attacks is as strong as AutoAttack. The cascade is therefore
 always audited: AutoAttack is run on a sample of the examples that survive it, in each class half of them the nearest to
-the decision boundary and half drawn at random. AutoAttack is run on all survivors, the fallback, if
+the decision boundary and half drawn at random. The fallback, AutoAttack on all survivors, is triggered if
 
 * it breaks an example of the random half,
 * FAB-T or Square breaks an example of the sample that APGD did not, or
 * a trust check warns, for example of a gradient that is zero or misleading.
 
-If APGD breaks one of the nearest examples, that is no reason: another random start does so on any model.
+It is not triggered if APGD breaks one of the nearest examples, because another random start does so on any model.
 """
 
 # N examples, K classes
@@ -34,7 +34,7 @@ from classwise.storage.verdicts import NATURAL, Floats, Verdicts
 NEAREST = 0.025
 """Fraction of the survivors that count as near misses."""
 NEAREST_OF_CLASS = 5
-"""Minimum number of near misses of each class, for the worst class may be a small one."""
+"""Minimum number of near misses of each class, because the worst class may be small."""
 AUDITED, MAX_AUDITED = 0.02, 100
 """Fraction of the survivors that are audited, and the maximum number. Each class has at least one of each half."""
 
@@ -73,7 +73,7 @@ class Cascade:
         return draw_sample(survived, self.verdicts.label, margins, self.verdicts.index, self.seed)
 
     def reasons(self, warnings: Sequence[str]) -> list[str]:
-        """Return why the fallback is needed: what the audit found, then ``warnings``. Empty if it is not needed."""
+        """Return the reasons for the fallback: audit results, then ``warnings``. Empty if it is not needed."""
         _, at_random = self.sample()
         audits = self._audits()
         broken = ~self.verdicts.survived(audits[-1]) & at_random
@@ -148,6 +148,6 @@ def at_most(broken: int, n: int, level: float = 0.95) -> float | None:
 
 
 def _highest(among: Bools, values: np.ndarray, count: int) -> Ints:
-    """The rows of the highest values, the first of equals first."""
+    """Return the rows of the highest values; ties are in row order."""
     rows = np.flatnonzero(among)
     return rows[np.argsort(-values[rows], kind="stable")[:count]]

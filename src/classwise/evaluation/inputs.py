@@ -12,7 +12,7 @@ from classwise.data import ImageSet, balanced_subset, ordered
 from classwise.metrics.counts import Ints
 
 SAMPLE, SAMPLE_BATCH = 100, 10
-"""Examples on which a model is inspected before an evaluation, and the batch size for that, which must always fit."""
+"""Number of examples on which a model is inspected before an evaluation, and a batch size that fits any memory."""
 
 
 def count_classes(model: nn.Module, images: ImageSet, size: int | None = None) -> int:
@@ -42,7 +42,7 @@ def choose_examples(images: ImageSet, per_class: int | None, num_classes: int) -
 
 
 def default_batch_size(images: ImageSet, device: torch.device) -> int:
-    """Return a batch size that uses a device well and fits its memory: for CIFAR images 97 on a CPU, 1497 on a GPU."""
+    """Return a batch size that is efficient and fits the memory: for CIFAR images 97 on a CPU, 1497 on a GPU."""
     pixels = int(np.prod(images.images.shape[1:]))
     budget = 300_000 if device.type == "cpu" else 4_600_000
     return max(1, min(2000, budget // pixels))

@@ -49,7 +49,7 @@ FINGERPRINTED = 4
 AUDITED = 64
 """Robust images on which all classes are attacked, where the search attacks fewer."""
 PROBABILITY_TOLERANCE = 1e-3
-"""Outputs whose rows sum to one within this, all between 0 and 1, are probabilities."""
+"""Tolerance: outputs between 0 and 1 whose rows sum to one within this are taken as probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def find_margins(
     index = np.asarray(index, dtype=np.int64)
     num_classes = count_classes(model, images)
     if not has_gradients(model):
-        raise InputError("the margin search needs gradients, and the model has none")
+        raise InputError("the margin search needs gradients, but the model has none")
     targets = settings.chosen(num_classes)
     identity = {
         "schema": SCHEMA,
@@ -245,7 +245,7 @@ def _margins(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def _check_logits(model: nn.Module, images: ImageSet, index: Ints, batch_size: int) -> None:
-    """Refuse models that return probabilities, for which adding a bias is not the same as for logits."""
+    """Refuse models that return probabilities: adding a bias to these differs from adding it to logits."""
     outputs = torch.cat([compute_logits(model, x) for x, _, _ in ordered(images, index, batch_size, device_of(model))])
     sums = outputs.sum(1)
     if bool((outputs >= 0).all()) and bool(((sums - 1).abs() <= PROBABILITY_TOLERANCE).all()):

@@ -19,7 +19,7 @@ class Record:
     effort: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Examples attacked, results rejected, seconds."""
     directory: RunDirectory | None = None
-    """Where to save; None: nowhere."""
+    """Where to save. None: do not save."""
     fingerprint: str = ""
 
     @classmethod
@@ -50,7 +50,7 @@ class Record:
 
 
 def _expand(saved: Verdicts, pending: Verdicts) -> Verdicts:
-    """Return a saved table with a row for every example. A finished adaptive evaluation saves attacked ones only."""
+    """Return a saved table with a row for every example. A finished adaptive evaluation saves only attacked ones."""
     if len(saved) == len(pending):
         return saved
     rows = np.isin(pending.index, saved.index)

@@ -51,14 +51,14 @@ from classwise.storage.verdicts import WORST_CASE, Verdicts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
-    """Attacks and settings of an evaluation: with model and images, everything that decides the verdicts."""
+    """Attacks and settings of an evaluation. With the model and the images they determine the verdicts."""
 
     attacks: Mapping[str, tuple[str, Attack]]
     """Spec and attack, by the key in the report."""
     corruptions: Mapping[str, Corruption]
     threat: Threat
     per_class: int | None
-    """Evaluate the first this many examples of each class. None: all."""
+    """Number of examples of each class to evaluate, the first ones. None: all."""
     batch_size: int | None
     """None: derived from the image size."""
     seed: int
@@ -156,13 +156,13 @@ def run_evaluation(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    """What the stages leave besides verdicts."""
+    """Results of the stages other than the verdicts."""
 
     probed: ProbeResult
     rows: Bools
     """(N,) examples that were evaluated."""
     rounds: Rounds | None
-    """For an evaluation that stops early."""
+    """Adaptive evaluation only."""
     count: int
     """Number of rounds."""
 
@@ -257,7 +257,7 @@ def _save(report: ClassReport, directory: RunDirectory, fingerprint: str) -> Non
 
 
 def _identity(model: nn.Module, sample: Sequence[Tensor]) -> list[Any]:
-    """What identifies a model, besides software versions: its weights and some predictions, not its path or name."""
+    """Return the identity of a model: its weights, some predictions and software versions, not its path or name."""
     predictions = np.concatenate([predict(model, x) for x in sample]).tolist()
     return [digest_model(model), predictions, versions()["classwise"], versions()["torch"]]
 
@@ -267,7 +267,7 @@ def _check_gradients(model: nn.Module, parts: Sequence[AttackParts]) -> None:
     units = [unit for one in parts for unit, attack in one.units.items() if not attack.black_box]
     if units and not has_gradients(model):
         black_boxes = ", ".join(name for name, attack in ATTACKS.items() if attack.black_box)
-        raise InputError(f"the model has no gradients, which {units[0]} needs: use {black_boxes}")
+        raise InputError(f"{units[0]} needs gradients, but the model has no gradients: use {black_boxes}")
 
 
 def _distinct(keys: list[str]) -> list[str]:

@@ -1,8 +1,8 @@
 """Run attacks and corruptions on the examples, and judge every result: one column of verdicts after the other.
 
-An attack is run as its parts. Variants are all run on every example, and the strongest counts. Stages are run in turn,
-each on what the stages before it left. Examples that the model misclassifies naturally count as broken and are not
-attacked. Every example has its own random stream, so verdicts depend neither on batches nor on interruptions.
+An attack is run as its parts. All variants run on every example, and the strongest one counts. Stages run in turn, each
+on examples that survive the stages before it. Examples that the model misclassifies naturally count as broken and are
+not attacked. Every example has its own random stream, so verdicts depend neither on batches nor on interruptions.
 """
 
 # B batch, K classes, N examples
@@ -62,7 +62,7 @@ class AttackParts:
 
     @property
     def units(self) -> Mapping[str, Attack]:
-        """What is run: the variants, the stages, or the attack itself."""
+        """The attacks to run: the variants, the stages, or the attack itself."""
         return self.variants or self.stages or {self.key: self.attack}
 
     @property
@@ -75,17 +75,17 @@ class AttackParts:
         return Cascade(stages=self.stages, selects=self.selects, verdicts=verdicts, seed=seed)
 
     def strongest(self, verdicts: Verdicts) -> str:
-        """The variant with the fewest survivors, the first of equals."""
+        """The variant with the fewest survivors; of tied ones the first."""
         return min(self.variants, key=lambda name: int(verdicts.survived(name).sum()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What the stages of one evaluation have in common."""
+    """State that the stages of one evaluation share."""
 
     model: nn.Module
     searched: nn.Module
-    """What attacks search: an optimized copy of the model, or the model itself."""
+    """The model that attacks search: an optimized copy, or the model itself."""
     images: ImageSet
     threat: Threat
     seed: int

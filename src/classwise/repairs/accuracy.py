@@ -34,7 +34,7 @@ BANDWIDTH = 1.5
 _QUARTILES = 1.349
 """Interquartile range of a standard normal."""
 _LEAST_SPREAD = 1e-6
-"""Of margins that are all alike."""
+"""Minimum spread, for classes whose margins are all equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class ClassAccuracy:
     counts: Ints
     """(K,) examples of each class."""
     width: Vector
-    """(N,) kernel width of each example; zero counts instead."""
+    """(N,) kernel width of each example; zero: count instead of smoothing."""
     spread: Vector
     """(K,) spread of the effective margins of each class without biases."""
 
     @classmethod
     def of(cls, margins: NDArray[np.floating], label: Ints, *, bandwidth: float = BANDWIDTH) -> ClassAccuracy:
-        """From a margin matrix (N, K). A ``bandwidth`` of zero counts."""
+        """Build from a margin matrix (N, K). With a ``bandwidth`` of zero, accuracies are counted, not smoothed."""
         num_classes = margins.shape[1]
         moved = np.asarray(margins, dtype=np.float64).copy()
         moved[np.arange(len(label)), label] = np.inf
@@ -75,18 +75,18 @@ class ClassAccuracy:
         return len(self.counts)
 
     def take(self, rows: NDArray[np.int64]) -> ClassAccuracy:
-        """The same for some of the examples."""
+        """Return the margins of some of the examples."""
         counts = np.bincount(self.label[rows], minlength=self.num_classes).astype(np.int64)
         return ClassAccuracy(self.margins[rows], self.label[rows], counts, self.width[rows], self.spread)
 
     def effective(self, biases: Vector) -> tuple[Vector, Ints]:
-        """(N,) effective margins under biases (K,), and the class that each is over."""
+        """(N,) effective margins under biases (K,), and the nearest wrong class of each example."""
         shifted = self.margins - biases
         nearest = shifted.argmin(axis=1)
         return shifted[np.arange(len(nearest)), nearest] + biases[self.label], nearest
 
     def kept(self, biases: Vector) -> Vector:
-        """(N,) how far each example stays correct: 0 or 1 counted, in between smoothed."""
+        """(N,) correctness of each example: 0 or 1 if counted, between 0 and 1 if smoothed."""
         effective, _ = self.effective(biases)
         return np.asarray(ndtr(effective / self.width) if self.width.any() else effective > 0, dtype=np.float64)
 
@@ -114,7 +114,7 @@ def by_class(kept: Vector, label: Ints, num_classes: int) -> Vector:
 
 
 def tenth_of(num_classes: int) -> int:
-    """How many classes make up the weakest tenth.
+    """Return the number of classes in the weakest tenth.
 
     >>> tenth_of(10), tenth_of(43), tenth_of(200)
     (1, 5, 20)

@@ -1,8 +1,8 @@
 """From a margin matrix to class biases: the frontier, cross-fitted, and the choice of one of its points.
 
-In-sample accuracies are optimiztic. So every weight of the frontier is also fitted without each fold of the images and
-scored on that fold. A point is chosen by these cross-validated accuracies, smoothed; reports give their counts. The
-biases that are used come from all images.
+In-sample accuracies are optimistic. Therefore, every weight of the frontier is also fitted without each fold of the
+images and scored on that fold. A point is chosen by these cross-validated accuracies, smoothed; reports give their
+counts. The biases that are used come from all images.
 """
 
 # N examples, K classes, W weights
@@ -45,7 +45,7 @@ class Summary:
 
     @classmethod
     def of(cls, values: Vector, counts: Ints) -> Summary:
-        """From the accuracies (K,) and the images (K,) of each class."""
+        """Compute from the accuracies (K,) and the number of images (K,) of each class."""
         present = np.sort(values[counts > 0])
         return cls(
             average=float(np.nansum(values * counts) / counts.sum()),
@@ -64,7 +64,7 @@ class Point:
     fitted: Summary
     """On the images that were fitted."""
     held_out: Summary
-    """On images that were not, smoothed."""
+    """On images that were not fitted, smoothed."""
     each: list[Vector]
     """(K,) fitted without each fold."""
 
@@ -148,7 +148,7 @@ class CrossFit:
         ]
 
     def start(self) -> Point:
-        """The model as it is."""
+        """The unchanged model."""
         zero = np.zeros(self.num_classes)
         return self._point(0.0, zero, [zero] * self.folds)
 
@@ -158,7 +158,7 @@ class CrossFit:
         return self._point(weight, best(self.whole, weight, near.biases, self.objective), each)
 
     def held_out(self, accuracy: ClassAccuracy, each: list[Vector]) -> Vector:
-        """(N,) how far each image stays correct under the biases that were fitted without it."""
+        """(N,) correctness of each image under the biases that were fitted without it."""
         kept = np.zeros(len(self.label))
         for one, biases in enumerate(each):
             rows = np.flatnonzero(self.fold == one)
@@ -173,7 +173,7 @@ class CrossFit:
         return max((points[number] for number in within), key=lambda point: point.held_out.average)
 
     def _rhos(self, points: list[Point]) -> tuple[Vector, Matrix]:
-        """(W,) rho of every point against the first on held-out images, and (W, R) under redraws of the images."""
+        """(W,) rho of every point against the first on held-out images, and (W, R) for resampled images."""
         random = np.random.default_rng(self.seed)
         kept = np.stack([self.held_out(self.whole, point.each) for point in points])
         shares = []
@@ -198,7 +198,7 @@ class CrossFit:
 
 
 def _chosen(fitting: CrossFit, start: Point, points: list[Point], rule: RepairRule, floor: float | None) -> Point:
-    """The point that the rule or the floor picks; the start where none is better."""
+    """The point that the rule or the floor selects; the start if none is better."""
     if floor is not None:
         return _reaching(fitting, start, points, floor)
     if rule == "rho":

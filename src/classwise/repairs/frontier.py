@@ -30,7 +30,7 @@ from scipy.optimize import minimize
 from classwise.repairs.accuracy import ClassAccuracy, Vector, tenth_of
 
 Weak = Literal["worst", "tenth"]
-"""What is to be lifted: the worst class, or the mean of the weakest tenth."""
+"""What to raise: the worst class, or the mean of the weakest tenth."""
 WEIGHTS = tuple(float(weight) for weight in np.geomspace(0.05, 100.0, 22))
 """Weights of a frontier's points, from almost the average alone to almost the weak classes alone."""
 PENALTY = 20.0
@@ -44,7 +44,7 @@ _STEPS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What a frontier maximizes, with its guards against noise."""
+    """The objective of a frontier, with its regularization."""
 
     weak: Weak = "worst"
     penalty: float = PENALTY
@@ -53,7 +53,7 @@ class Objective:
     def tail(self, values: Vector, soft: float) -> tuple[float, Vector]:
         """The softened weak value of some class accuracies, and the weight of each class in it."""
         most = 1.0 if self.weak == "worst" else 1 / tenth_of(len(values))
-        soft /= most  # spread over the classes that share the weight
+        soft /= most  # distributed over the classes that share the weight
         weights = _simplex(-values / soft, most) if soft > 0 else _lowest(values, most)
         return float(weights @ values + soft / 2 * weights @ weights), weights
 

@@ -29,7 +29,7 @@ class FittingImages:
     images: ImageSet
     index: Ints
     train: Ints
-    """The images of the model's own training where they are known, else ``index``."""
+    """The model's own training images if known, else ``index``."""
     origin: str
     notes: list[str]
 
@@ -101,7 +101,7 @@ def test_split(data: Any, test: Any, fitting: FittingImages, progress: Progress)
     return images
 
 
-def check_apart(data: Any, fitting: FittingImages, progress: Progress) -> None:
+def check_disjoint(data: Any, fitting: FittingImages, progress: Progress) -> None:
     """Refuse fitting images that are test images of named data, where it has a test split."""
     if not isinstance(data, str | Path):
         return

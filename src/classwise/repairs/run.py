@@ -114,7 +114,7 @@ def run_repair(
     repaired = method(case)
     report = _report(original, fitting, case, name, method, choice, repaired)
     if directory is not None:
-        _keep(original, repaired, directory)
+        _save_repaired(original, repaired, directory)
         report.to_json(directory.repair)
     before = after = None
     if judges is not None:
@@ -252,12 +252,12 @@ def _percent(share: float) -> float:
     return round(100 * share, 4)
 
 
-def _keep(original: Original, repaired: Repaired, directory: RunDirectory) -> None:
+def _save_repaired(original: Original, repaired: Repaired, directory: RunDirectory) -> None:
     """Write the repaired model so that the directory can be loaded as one."""
     inner = repaired.model.model if isinstance(repaired.model, Biased) else repaired.model
     normalization = None
     if original.spec is not None and isinstance(inner, Normalized) and "normalize=" not in original.spec:
-        layer = inner.normalize  # it came with the weights, not from the architecture's spec
+        layer = inner.normalize  # the normalization came with the weights, not from the architecture's spec
         normalization = {"mean": layer.mean.flatten().tolist(), "std": layer.std.flatten().tolist()}
     directory.note(
         "repair",
@@ -273,7 +273,7 @@ def _keep(original: Original, repaired: Repaired, directory: RunDirectory) -> No
 
 
 def _info(original: Original, report: RepairReport, directory: RunDirectory | None) -> dict[str, Any]:
-    """What the report of the repaired model says of it."""
+    """The description of the repaired model in its report."""
     if directory is None:
         return {"name": f"{original.info.get('name', 'model')} + {report.method}"}
     return {

@@ -9,7 +9,7 @@ class AllocationInfo(Part):
     """The worst class after an evaluation that stopped at a given precision."""
 
     asked: float
-    """Target for half the width of the interval, in points."""
+    """Target half-width of the interval, in points."""
     reached: bool
     """Whether the target was reached; if not, the candidate classes have no more examples."""
     rounds: int

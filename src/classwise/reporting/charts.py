@@ -21,13 +21,13 @@ WEAKEST, STRONGEST = 20, 5
 MOST_DRAWN = 200
 """Above this number of classes a confusion matrix is not drawn."""
 MOST_MARKED = 3
-"""The most classes that are marked for sharing the lowest value."""
+"""Maximum number of tied lowest classes that are marked."""
 FEWEST_DIRECTIONS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which classes a chart shows, from the weakest up."""
+    """The classes that a chart shows, from the weakest up."""
 
     weakest: list[int]
     strongest: list[int]
@@ -37,12 +37,12 @@ class Selection:
 
     @property
     def labels(self) -> list[int]:
-        """All that are shown."""
+        """All classes shown."""
         return [*self.weakest, *self.strongest]
 
     @property
     def gap(self) -> tuple[int, str] | None:
-        """Where classes are left out, and how many."""
+        """The row before which classes are omitted, and a text with their number."""
         return (len(self.weakest), f"{self.left_out:,} classes in between") if self.strongest else None
 
 
@@ -104,10 +104,10 @@ def class_bars(report: ReportData, key: str) -> Figure:
         for name, one, color in results[key == NATURAL :]
     ]
     overall = result.overall.value
-    told = "; ".join(f"{part.name} {_share(part)}" for part in (result.by_class[label] for label in labels))
+    summary = "; ".join(f"{part.name} {_share(part)}" for part in (result.by_class[label] for label in labels))
     return Figure(
         title=f"Classes, {key}",
-        alt=f"Accuracy of each class with 95% intervals, {key}: {told}",
+        alt=f"Accuracy of each class with 95% intervals, {key}: {summary}",
         plot=Bars(
             names=[report.dataset.classes[label] for label in labels],
             data=series,
@@ -158,10 +158,12 @@ def average_and_worst(rows: Sequence[Row]) -> Figure | None:
     if not known:
         return None
     at = [(row.overall.value or 0.0, worst.value) for _, row, worst in known]
-    told = "; ".join(f"{row.model} {percent(row.overall.value)} and {percent(worst.value)}" for _, row, worst in known)
+    summary = "; ".join(
+        f"{row.model} {percent(row.overall.value)} and {percent(worst.value)}" for _, row, worst in known
+    )
     return Figure(
         title="Average and worst class",
-        alt=f"Average accuracy and accuracy of the worst class, with 95% intervals: {told}",
+        alt=f"Average accuracy and accuracy of the worst class, with 95% intervals: {summary}",
         plot=Points(
             data=[
                 Series.of(
@@ -280,7 +282,7 @@ def probe_curves(report: ReportData) -> list[Figure]:
 
 
 def _curve(title: str, axis: str, values: Sequence[tuple[str, float | None, str]]) -> Figure:
-    told = ", ".join(f"{text} at {axis} {at}" for at, _, text in values)
+    summary = ", ".join(f"{text} at {axis} {at}" for at, _, text in values)
     plot = Lines(
         data=[Series(name=title, y=[value for _, value, _ in values], color=COLORS["attack"])],
         names=[at for at, _, _ in values],
@@ -289,7 +291,7 @@ def _curve(title: str, axis: str, values: Sequence[tuple[str, float | None, str]
         sizes=(320.0,),
         zero=title.startswith("Images"),
     )
-    return Figure(title=title, alt=f"{title}: {told}", plot=plot)
+    return Figure(title=title, alt=f"{title}: {summary}", plot=plot)
 
 
 def save_figures(subject: ReportData | ComparisonData, out: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from classwise.reporting.formatting import plain
 from classwise.reporting.gate import Check
 
-COLUMNS = ["what", "measured [95%]", "wanted", "verdict"]
+COLUMNS = ["what", "measured [95%]", "required", "verdict"]
 _NO_XML = re.compile("[\ufffe\uffff]")
 """Characters that XML 1.0 forbids in addition to control characters and surrogates."""
 
@@ -48,8 +48,8 @@ def junit(checks: Sequence[Check]) -> str:
     for check in checks:
         case = ElementTree.SubElement(suite, "testcase", classname="classwise.check", name=_xml(check.what))
         if not check.passed:
-            told = f"{check.measured} (wanted: {check.wanted})"
-            failure = ElementTree.SubElement(case, "failure", type="check", message=_xml(told))
+            message = f"{check.measured} (required: {check.wanted})"
+            failure = ElementTree.SubElement(case, "failure", type="check", message=_xml(message))
             failure.text = _xml(check.text)
     ElementTree.indent(suites)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(suites, encoding="unicode")}\n'

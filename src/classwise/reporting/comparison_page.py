@@ -16,7 +16,7 @@ from classwise.reporting.results import Change, ComparisonData, Row
 from classwise.reporting.tables import Cell, Grid
 
 NAMED = 4
-"""The most models that a title names."""
+"""Maximum number of models that a title names."""
 
 
 def comparison_page(
@@ -59,7 +59,7 @@ def comparison_fragment(comparison: ComparisonData) -> str:
 
 
 def _panel(comparison: ComparisonData, key: str, links: Mapping[str, str]) -> dict[str, Any]:
-    """What one position of the switch shows."""
+    """Content for one position of the switch."""
     rows, classes = comparison[key], comparison.dataset.classes
     scatter, radar = charts.average_and_worst(rows), charts.class_radar(rows, classes)
     return {

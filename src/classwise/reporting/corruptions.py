@@ -15,7 +15,7 @@ from classwise.storage.verdicts import Verdicts
 
 
 class CorruptionInfo(Part):
-    """A column of the verdicts and its corruption."""
+    """A corruption and its column in the verdicts."""
 
     key: str
     kind: str

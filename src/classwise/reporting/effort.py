@@ -34,7 +34,7 @@ class StageInfo(Part):
 
 
 class AuditInfo(Part):
-    """What the full ensemble broke in a sample of the examples that survive the stages before it."""
+    """Number of examples that the full ensemble broke, in a sample of those that survive the earlier stages."""
 
     left: int
     """Number of surviving examples."""

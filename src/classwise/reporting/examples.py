@@ -79,5 +79,5 @@ class BrokenExamples(Part):
 
 
 def amplification(norm: str, eps: float) -> float:
-    """Return the magnification of changes; with it a change by eps (Linf) is black or white."""
+    """Return the magnification of changes at which a change by eps (Linf) is black or white."""
     return round(0.5 / eps, 2) if norm == "Linf" and eps > 0 else 10.0

@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 FEW_COUNTS = 6
 """Largest count up to which each whole number has a grid line."""
 SERIES_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D1F")
-"""Of series, unless they have their own."""
+"""Default colors of series."""
 INK, SOFT = COLORS["ink"], COLORS["muted"]
 LONGEST = 30
-"""Letters of a name on an axis."""
+"""Maximum length of a name on an axis, in characters."""
 READABLE = 30
-"""Rows of a heatmap up to which cells hold numbers, and points up to which they have names."""
+"""Maximum number of heatmap rows whose cells hold numbers, and of points with names."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 DASHES = ("solid", "dash", "dot", "dashdot")
 SMALL = 96
-"""Pixels in a row up to which an image is enlarged to this width, pixel by pixel."""
+"""Images narrower than this many pixels are enlarged to this width, pixel by pixel."""
 NARROW, WIDE = 340.0, 720.0
-"""Pixels: widths of a figure on a phone and on a screen."""
+"""Widths of a figure on a phone and on a screen, in pixels."""
 Values = Sequence[float | None]
 
 _MARKERS = dict(zip(SYMBOLS, ("o", "s", "D", "^", "P", "X"), strict=True))
@@ -71,9 +71,9 @@ class Series:
     color: str | None = None
     dash: str = "solid"
     symbol: str = "circle"
-    """Of points; with the suffix ``-open`` they are not filled."""
+    """Marker of points; with the suffix ``-open`` it is not filled."""
     worst: frozenset[int] = frozenset()
-    """Places of the values to highlight."""
+    """Positions of the values to highlight."""
 
     @classmethod
     def of(cls, name: str, parts: Sequence[Interval], **options: Any) -> Series:
@@ -89,18 +89,18 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """What is drawn: the series of every kind of plot."""
+    """Base class of all plots: series and axes."""
 
     data: Sequence[Series] = ()
     x: str = ""
     y: str = ""
-    """The axes."""
+    """Labels of the axes."""
     sizes: tuple[float, ...] = (NARROW, WIDE)
-    """Widths it is drawn in for a page."""
+    """Widths for a page."""
 
     @property
     def widths(self) -> tuple[float, ...]:
-        """Widths it is drawn in for a page, without repetition."""
+        """Distinct widths for a page."""
         return tuple(dict.fromkeys(self.sizes))
 
     def draw(self, width: float, size: float) -> Drawing:
@@ -108,11 +108,11 @@ class Plot:
         raise NotImplementedError
 
     def titles(self) -> Mapping[str, str]:
-        """Tooltips by the id of what they belong to; by default of each series."""
+        """Tooltips by element id; by default one for each series."""
         return {f"line--{place}": one.name for place, one in enumerate(self.data)}
 
     def alternatives(self) -> Mapping[str, str]:
-        """Other texts for the texts of some ids; a page can switch between the two."""
+        """Alternative texts by element id; a page can switch between the two."""
         return {}
 
     def legend(self, drawing: Drawing, handles: Sequence[Any], size: float, margin: float = 0) -> None:
@@ -217,12 +217,12 @@ class Bars(Plot):
     names: Sequence[str]
     mode: str = "grouped"
     values: bool = False
-    """Whether the numbers of the last series stand at the end of each row."""
+    """Whether the values of the last series are printed at the end of each row."""
     span: tuple[float, float] | None = None
     line: tuple[str, float] | None = None
     """A vertical line with its label."""
     gap: tuple[int, str] | None = None
-    """The row before which some are omitted, and a text about it."""
+    """The row before which some are omitted, and the text shown there."""
 
     def _rows(self) -> list[float]:
         place, _ = self.gap or (len(self.names), "")
@@ -275,12 +275,12 @@ class Bars(Plot):
         most = max(most, float(starts.max(initial=0)))
         axes.set_xlim(low, most)
         axes.set_ylim(total - 0.4, -0.6)
-        if low < 0:  # names stay at the left
+        if low < 0:  # names are at the left, not at zero
             axes.spines["left"].set_visible(False)
             axes.axvline(0, color=COLORS["faint"], linewidth=0.07 * size)
         counts = [value for one in self.data for value in one.y if value is not None]
         if all(isinstance(value, int) for value in counts) and max(counts, default=0) <= FEW_COUNTS:
-            axes.set_xticks(range(int(most) + 1))  # half a class does not exist
+            axes.set_xticks(range(int(most) + 1))  # no ticks at fractions of a count
         axes.set_xlabel(self.y)
         axes.grid(axis="y", visible=False)
         self.legend(drawing, handles, size)
@@ -358,7 +358,7 @@ class Lines(Plot):
             axes.set_xticks(list(shown), [short(names[place], LONGEST) for place in shown], **slant)
             axes.set_xlim(-0.5, len(names) - 0.5)
         elif places and all(isinstance(where, int) for where in places) and max(places) - min(places) < 12:
-            axes.set_xticks(range(min(places), max(places) + 1))  # nothing lies between whole numbers
+            axes.set_xticks(range(min(places), max(places) + 1))  # ticks at whole numbers only
         for name, where in (self.marks or {}).items():
             axes.axvline(where, color=COLORS["muted"], linewidth=0.09 * size, linestyle=":")
             note(axes, name, (where, 1), (0, 0.8 * size), axes.get_xaxis_transform(), ha="center")
@@ -485,12 +485,12 @@ class Heatmap(Plot):
     confusion: bool = False
     texts: Sequence[Sequence[str]] | None = None
     others: Sequence[Sequence[str]] | None = None
-    """What the cells hold, and what they hold instead when the page switches."""
+    """Texts of the cells, and their alternatives when the page is switched."""
     tips: Sequence[Sequence[str]] | None = None
 
     @property
     def widths(self) -> tuple[float, ...]:
-        """As wide as its columns; a phone scrolls."""
+        """The width that the columns need; a phone scrolls."""
         room = extent(self.names, plotting.PAGE_SIZE, 20 if self._few() else 12) + 30
         few = self._few()
         return (min(WIDE, room + (52 if few else 9) * len(self.columns) + (0 if few else 60)),)
@@ -560,14 +560,14 @@ class Heatmap(Plot):
         return drawing
 
     def _shade(self, i: int, j: int, limits: tuple[float, float]) -> tuple[str, float]:
-        """The color of a cell and how strong it is."""
+        """The color of a cell and its opacity."""
         value, (low, high) = self.z[i][j], limits
         if value is None:
             return "paper", 0.0
         if low < 0:
             return ("wrong" if value < 0 else "correct"), min(1.0, abs(value) / high)
         strength = min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.0
-        if self.confusion:  # bent, so that one error in fifty can still be seen
+        if self.confusion:  # nonlinear, so that a share of 2% is still visible
             return ("correct" if i == j else "wrong"), strength**0.7
         return "correct", strength
 
@@ -604,7 +604,7 @@ class Heatmap(Plot):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Radar(Plot):
-    """Series around one center, with a direction for every name; they stay open where a value is missing."""
+    """Radar chart: one direction per name; a series has a gap where a value is missing."""
 
     names: Sequence[str]
     unit: str = ""
@@ -645,7 +645,7 @@ class Radar(Plot):
 
 
 def heatmap(values: Sequence[Values], *, title: str, alt: str, names: Sequence[str], **options: Any) -> Figure:
-    """Return a matrix in shades of blue, or around zero in orange and blue; options as of ``Heatmap``."""
+    """Return a matrix in shades of blue, or around zero in orange and blue; for the options see ``Heatmap``."""
     options["columns"] = options.get("columns") or names
     return Figure(title=title, alt=alt, plot=Heatmap(z=values, names=names, **options))
 
@@ -678,7 +678,7 @@ def bars(
 
 
 def lines(series: Sequence[Series], *, title: str, alt: str, x: str, y: str, **options: Any) -> Figure:
-    """Return curves; options as of ``Lines``."""
+    """Return curves; for the options see ``Lines``."""
     return Figure(title=title, alt=alt, plot=Lines(data=series, x=x, y=y, **options))
 
 
@@ -688,7 +688,7 @@ def points(series: Sequence[Series], *, title: str, alt: str, x: str, y: str, jo
 
 
 def radar(names: Sequence[str], series: Sequence[Series], *, title: str, alt: str, **options: Any) -> Figure:
-    """Return a radar chart of several series, with a direction for every name; options as of ``Radar``."""
+    """Return a radar chart of several series, with one direction per name; for the options see ``Radar``."""
     return Figure(title=title, alt=alt, plot=Radar(names=names, data=series, **options))
 
 

@@ -7,12 +7,12 @@ import unicodedata
 from collections.abc import Sequence
 
 SIGNIFICANT = 0.05
-"""A change is significant if its (corrected) p-value is below."""
+"""Significance level of (corrected) p-values."""
 ABSENT = "–"
 
 
 def plain(text: str) -> str:
-    """Return a text from outside as one line without control and direction characters.
+    """Return an untrusted text as one line without control and direction characters.
 
     >>> plain(" a\\x1b[31m\\nb\\u202e\\tc ")
     'a [31m b c'

@@ -25,7 +25,7 @@ Bound = Literal["at least", "at most"]
 
 
 class Check(Part):
-    """One requirement and whether it holds."""
+    """One requirement and whether it is met."""
 
     passed: bool
     what: str
@@ -41,7 +41,7 @@ class Check(Part):
     @property
     def text(self) -> str:
         """The requirement with the measured value, as one line."""
-        return f"{self.what}: {self.measured} (wanted: {self.wanted})"
+        return f"{self.what}: {self.measured} (required: {self.wanted})"
 
 
 def thresholds(
@@ -92,12 +92,10 @@ def no_worse_than(comparison: ComparisonData, key: str, alpha: float) -> list[Ch
     if not 0 < alpha < 1:
         raise InputError(f"alpha must be between 0 and 1, got {alpha}")
     if not comparison.paired:
-        raise InputError(
-            "the runs were not measured on the same examples, which a paired test needs: evaluate both on the same data"
-        )
+        raise InputError("a paired test needs runs with the same examples: evaluate both on the same data")
     if key not in comparison.results:
         both = ", ".join(comparison.results)
-        raise InputError(f"the runs share no result {key!r} of the same attacks: choose one of {both} with --attack")
+        raise InputError(f"the runs have no common result {key!r}: choose one of {both} with --attack")
     row = comparison[key][-1]
     assert row.change is not None
     return [
@@ -114,7 +112,7 @@ def no_worse_than(comparison: ComparisonData, key: str, alpha: float) -> list[Ch
 
 
 def no_findings(report: ReportData, severity: str) -> list[Check]:
-    """Check that trust checks have no finding of at least this severity; each such finding is a failure."""
+    """Check that there is no trust finding of this severity or higher; each such finding is a failed check."""
     if severity not in SEVERITIES:
         raise unknown("severity", severity, SEVERITIES)
     wanted = f"no finding of severity {severity} or higher"

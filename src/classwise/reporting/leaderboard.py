@@ -60,7 +60,7 @@ class Entry(Part):
     rho: float | None
     baseline: bool
     runs: list[int]
-    """Numbers of its runs."""
+    """Indices of its runs."""
 
 
 class Leaderboard(Part):
@@ -112,10 +112,10 @@ def robustbench(reports: Sequence[ReportData]) -> list[dict[str, Any]]:
     return [_card(report) for report in reports]
 
 
-def told_apart(classes: Sequence[str]) -> list[str]:
-    """Return the names of the classes, made unique: a repeated name gets its label.
+def unique_class_names(classes: Sequence[str]) -> list[str]:
+    """Return unique names of the classes: a repeated name gets its label.
 
-    >>> told_apart(["crane", "owl", "crane"])
+    >>> unique_class_names(["crane", "owl", "crane"])
     ['crane', 'owl', 'crane (class 2)']
     """
     names: dict[str, None] = {}
@@ -127,7 +127,7 @@ def told_apart(classes: Sequence[str]) -> list[str]:
 
 
 def _card(report: ReportData) -> dict[str, Any]:
-    trained, strongest, names = _trained(report), report[report.strongest], told_apart(report.dataset.classes)
+    trained, strongest, names = _trained(report), report[report.strongest], unique_class_names(report.dataset.classes)
     judged = [key for key in ("autoattack", "fast") if key in report.results]
     return {
         "name": model_name(report),
@@ -158,7 +158,7 @@ def _entry(key: str, reports: list[ReportData], runs: list[int]) -> Entry:
     first, results = reports[0], [report[key] for report in reports]
     trained = _trained(first)
     single: Result | None = results[0] if len(results) == 1 else None
-    names = told_apart(first.dataset.classes)
+    names = unique_class_names(first.dataset.classes)
     worst = [result.worst for result in results if result.worst is not None]
     return Entry(
         model=model_name(first),

@@ -80,10 +80,8 @@ def _front_matter(report: ReportData) -> Iterator[str]:
     metrics = {"natural accuracy": report[NATURAL].overall.value}
     if report.strongest != NATURAL:
         threat = f"{report.threat.norm} {report.threat.eps_text}"
-        metrics[f"accuracy under attack, {threat}"] = strongest.overall.value
-        metrics[f"accuracy of the worst class under attack, {threat}"] = (
-            strongest.worst.value if strongest.worst else None
-        )
+        metrics[f"robust accuracy, {threat}"] = strongest.overall.value
+        metrics[f"robust accuracy of the worst class, {threat}"] = strongest.worst.value if strongest.worst else None
     data = _quoted(report.dataset.name)
     yield from ("---", "library_name: classwise", "pipeline_tag: image-classification")
     yield from ("tags:", "- adversarial-robustness", "- class-wise-robustness", "datasets:", f"- {data}")
@@ -125,7 +123,7 @@ def _measured(report: ReportData) -> Iterator[str]:
     yield (
         f"Accuracies in percent with 95% Wilson intervals, on {data.n} images of {escaped(data.name)}/"
         f"{escaped(data.split)}, {escaped(threat.norm)} eps = {escaped(threat.eps_text)}. An image that is "
-        "naturally wrong counts as broken; worst-case: minimum over all attacks, per example."
+        "misclassified without attack counts as broken; worst-case: minimum over all attacks, per example."
     )
     yield ""
     yield from (f"- {escaped(key)}: {escaped(info.settings)}" for key, info in report.attacks.items())
@@ -142,10 +140,10 @@ def _trained(training: Mapping[str, Any] | None) -> Iterator[str]:
     if training is None:
         yield "No record of the training is available."
         return
-    asked = training.get("asked", {})
+    recipe = training.get("asked", {})
     yield f"With classwise {escaped(str(training.get('versions', {}).get('classwise', '')))}, by this recipe:"
     # JSON escapes line breaks, so no line can end the block.
-    yield from ("", "```json", json.dumps(asked, indent=1), "```")
+    yield from ("", "```json", json.dumps(recipe, indent=1), "```")
     if training.get("best_epoch") is not None:
         rule = escaped(str(training.get("rule")))
         yield from ("", f"Selected epoch, by {rule} on validation images: {escaped(str(training['best_epoch']))}.")

@@ -17,7 +17,7 @@ __all__ = ["answers_page", "comparison_fragment", "comparison_page", "report_fra
 
 
 class Findings(Protocol):
-    """What the page of an analysis or a repair shows."""
+    """Content of the page of an analysis or a repair."""
 
     def sentences(self) -> list[str]: ...
 

@@ -1,7 +1,7 @@
-"""The one place that draws: a palette, and matplotlib figures as SVG for a page or as files for a paper.
+"""The palette, and matplotlib figures as SVG for a page or as files for a paper.
 
 Matplotlib is imported only when something is drawn. On a page every color is a CSS variable, so that one drawing serves
-light and dark pages, text is text, and nothing refers to anything outside the drawing.
+light and dark pages. Text remains text, and a drawing has no external references.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ PALETTE = {
 """Name → color on a light and on a dark page. The categorical ones are Okabe and Ito's (2008)."""
 COLORS = {name: light for name, (light, _) in PALETTE.items()}
 MODEL_COLORS = tuple(COLORS[name] for name in ("gray", "blue", "orange", "green", "pink", "sky"))
-"""Of the models of a comparison; the first is the baseline."""
+"""Colors of the models of a comparison; the first is the baseline's."""
 PAGE_SIZE, FILE_SIZE = 12.5, 9.0
 """Font sizes of pages (pixels) and files (points)."""
 FILE_WIDTH = 468.0
-"""Points: the text of a page, 6.5 inches."""
+"""Text width of a page in points (6.5 inches)."""
 KINDS = ("svg", "pdf", "png")
 LETTER = 0.56
-"""Mean width of a letter, relative to the font size."""
+"""Mean width of a character, relative to the font size."""
 _NAMES = {light: name for name, light in COLORS.items()} | {"#000000": "ink"}
 
 Draw = Callable[[float, float], "Figure"]
@@ -73,7 +73,7 @@ def style_sheet() -> str:
 
 @contextmanager
 def style(size: float) -> Iterator[None]:
-    """Apply the style of all figures. Names are never read as formulas; missing glyphs cause no warning."""
+    """Apply the style of all figures. Text is not parsed as math; missing glyphs cause no warning."""
     from matplotlib import rc_context
 
     look: Any = {

@@ -1,4 +1,4 @@
-"""Templates to HTML, the tables of pages, and what every page may and may not hold.
+"""Templates to HTML, the tables of pages, and the content policy of every page.
 
 Every text from outside (names of classes, models and attacks, settings) is escaped by Jinja; ids and selectors are
 built from positions, never from names.

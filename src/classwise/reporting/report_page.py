@@ -72,7 +72,7 @@ def report_fragment(report: ReportData) -> str:
 
 
 def _panel(report: ReportData, key: str) -> dict[str, Any]:
-    """What one position of the attack switch shows."""
+    """Content for one position of the attack switch."""
     result = report[key]
     return {
         "key": key,
@@ -152,12 +152,12 @@ def _confusions(report: ReportData) -> Iterator[dict[str, Any]]:
 
 
 def _broken(report: ReportData) -> list[tuple[str, int, float, bool]] | None:
-    """By the first of natural and the attacks that broke an example; None without verdicts."""
+    """Count examples by the first attack that broke them, natural errors first; None without verdicts."""
     verdicts = report.verdicts
     if verdicts is None or not len(verdicts):
         return None
     counts = Counter(verdicts.broken_by)
-    names = {None: "none: survived", NATURAL: "no attack needed: naturally wrong"}
+    names = {None: "none (survived)", NATURAL: "none (misclassified without attack)"}
     return [
         (names.get(key, str(key)), counts[key], round(100 * counts[key] / len(verdicts), 2), key is None)
         for key in (*verdicts.parts, None)
@@ -229,7 +229,7 @@ def _attacks(report: ReportData) -> Grid | None:
 
 
 def _attack_notes(report: ReportData) -> Iterator[dict[str, Any]]:
-    """Of each attack: the variant it kept, its stages, and its audit."""
+    """Return for each attack its strongest variant, its stages and its audit."""
     counts = ("Attacked", "Broke", "Forwards", "Backwards")
     for key, attack in report.attacks.items():
         stages = Grid(

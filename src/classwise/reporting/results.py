@@ -1,4 +1,4 @@
-"""What an evaluation and a comparison found: data, computed from verdicts alone. Accuracies are in percent."""
+"""Results of an evaluation and of a comparison, computed from verdicts only. Accuracies are in percent."""
 
 # K classes
 

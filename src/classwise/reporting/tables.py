@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of a table: a text, a smaller one beside or below it, and how it is shown."""
+    """A cell of a table: a text, a smaller text beside or below it, and its style."""
 
     text: str
     small: str = ""

@@ -7,7 +7,7 @@ from classwise.reporting.results import ReportData
 from classwise.reporting.sanity import AgreementProbe
 
 NAMED = 8
-"""The most classes that a row names."""
+"""Maximum number of classes that a row names."""
 
 
 def findings(report: ReportData) -> list[tuple[str, str, str]]:
@@ -22,10 +22,10 @@ def rows(report: ReportData) -> list[tuple[str, str]]:
     if probes is None:
         return []
     n, steps, output = probes.n, probes.steps[-1].step, probes.output
-    told = [
+    rows = [
         ("Gradient is zero, lost in rounding or not finite", _images(report, "zero_gradient")),
         ("A small step along the gradient raises the loss far less than predicted", _images(report, "misled")),
-        (f"{steps} steps do not raise the loss, or it falls again", _images(report, "slack")),
+        (f"The loss does not rise over {steps} steps, or falls again", _images(report, "slack")),
         ("Images that survive many steps", _images(report, "survived", named=False)),
         ("A single step breaks images that survive many steps", _images(report, "one_step")),
         ("Many steps break images that survive a single step", _images(report, "shielded", named=False)),
@@ -37,10 +37,10 @@ def rows(report: ReportData) -> list[tuple[str, str]]:
     ]
     if probes.black_box is not None:
         what = f"{probes.black_box.queries} black-box queries break images that survive many steps"
-        told.append((what, _images(report, "black_box")))
+        rows.append((what, _images(report, "black_box")))
     surest = "" if output.surest is None else f"; maximum confidence {100 * output.surest:.0f}%"
     margin = "" if output.median_margin is None else f"; median margin {output.median_margin:.3g}"
-    told += [
+    rows += [
         ("The same batch repeated three times", _agreement(probes.repeated)),
         ("The same image in another batch", _agreement(probes.company)),
         ("Noise of a sixteenth of a gray level", _agreement(probes.tremor)),
@@ -56,8 +56,8 @@ def rows(report: ReportData) -> list[tuple[str, str]]:
         else:
             others = f"none of {scale.tried} other scales is better" if scale.tried else "no other scales tried"
             seen = f"{right}; {others}"
-        told.append(("Images in another scale", seen))
-    return told
+        rows.append(("Images in another scale", seen))
+    return rows
 
 
 def _images(report: ReportData, count: str, *, named: bool = True) -> str:

@@ -12,7 +12,7 @@ from classwise.reporting.results import ClassChange, ComparisonData, ReportData,
 from classwise.storage.verdicts import NATURAL
 
 NAMED = 4
-"""The most classes that a sentence names."""
+"""Maximum number of classes that a sentence names."""
 NOTHING_MEASURED = "There are no examples."
 SELECTED = {
     "survivors": "all remaining",
@@ -39,15 +39,15 @@ def report_verdict(report: ReportData) -> str:
     if result.mcd == 0 and sum(part.n > 0 for part in result.by_class) > 1:
         return f"All classes are equal: {share} of the images of each {stay}.{end}"
     names = _some([report.dataset.classes[label] for label in labels])
-    whose = "its" if len(labels) == 1 else "their"
-    start = f"Weakest {'class' if len(labels) == 1 else 'classes'}: {names}. {share} of {whose} images {stay}"
+    possessive = "its" if len(labels) == 1 else "their"
+    start = f"Weakest {'class' if len(labels) == 1 else 'classes'}: {names}. {share} of {possessive} images {stay}"
     if sum(part.n > 0 for part in result.by_class) == 1:
         return f"{start}; no other class has examples.{end}"
     return f"{start}, {percent(overall)} of all images; the best class is {number(result.mcd)} points higher.{end}"
 
 
 def comparison_verdict(comparison: ComparisonData) -> str:
-    """Return what the model with the highest worst class changes about the baseline's worst class, with its test."""
+    """Return how the model with the highest worst class changes the baseline's worst class, with the test."""
     baseline, *others = comparison[comparison.strongest]
     known = [row for row in others if row.worst is not None]
     if baseline.worst is None or not known:
@@ -87,13 +87,13 @@ def comparison_facts(comparison: ComparisonData) -> list[tuple[str, str]]:
 
 
 def unpaired(comparison: ComparisonData) -> str | None:
-    """Return which models could not be tested against the baseline; None if all could."""
+    """Return a sentence on the models that have no paired test against the baseline; None if all have one."""
     baseline, *others = comparison[comparison.strongest]
     untested = [row.model for row in others if row.change is None]
     if not untested:
         return None
-    who = "The models" if len(untested) == len(others) else listing([*untested, baseline.model])
-    return f"{who} were not measured on the same examples (or verdicts are missing): no paired test."
+    models = "The models" if len(untested) == len(others) else listing([*untested, baseline.model])
+    return f"{models} were not measured on the same examples (or verdicts are missing): no paired test."
 
 
 def audit_sentence(audit: AuditInfo) -> str:
@@ -111,18 +111,18 @@ def audit_sentence(audit: AuditInfo) -> str:
 
 
 def allocation_sentence(report: ReportData) -> str | None:
-    """Return how far adaptive evaluation got; None if all examples were attacked."""
+    """Return the outcome of adaptive evaluation; None if all examples were attacked."""
     found = report.allocation
     if found is None:
         return None
     width = (found.high - found.low) / 2
     some = [class_name(report.dataset.classes[label]) for label in found.contenders[:NAMED]]
     names = listing([*some, f"{len(found.contenders) - NAMED} more"] if len(found.contenders) > NAMED else some)
-    who = f"candidates: {names}" if len(found.contenders) > 1 else f"worst class: {names}"
+    classes = f"candidates: {names}" if len(found.contenders) > 1 else f"worst class: {names}"
     how = "reached" if found.reached else "not reached, because the candidate classes have no more examples"
     return (
         f"Target: 95% interval of the worst class within ±{number(found.asked)} points; {how} "
-        f"(±{number(width)}; {who}). {sum(found.attacked):,} of {sum(found.available):,} examples were attacked in "
+        f"(±{number(width)}; {classes}). {sum(found.attacked):,} of {sum(found.available):,} examples were attacked in "
         f"{found.rounds} round{'s' if found.rounds > 1 else ''}. The overall accuracy is estimated from the first "
         "round, classes weighted by size; values of classes with few attacked examples are biased upward."
     )
@@ -136,7 +136,11 @@ def _changes(baseline: Row, row: Row) -> str:
     if (change := _own_change(baseline, row)) is not None and not _shared(baseline, row):
         parts.append(f"{class_name(change.name)} {signed(change.points)} ({p_text(change.p_value)})")
     delta = (row.overall.value or 0.0) - (baseline.overall.value or 0.0)
-    test = p_text(row.change.p_value) if row.change else _apart(not _meet(baseline.overall, row.overall))
+    test = (
+        p_text(row.change.p_value)
+        if row.change
+        else _overlap_text(not _intervals_overlap(baseline.overall, row.overall))
+    )
     parts.append(f"average {signed(delta)} to {percent(row.overall.value)} ({test})")
     if row.rho is not None:
         parts.append(f"rho {signed(row.rho, 2)}")
@@ -155,8 +159,8 @@ def _runner_up(rows: Sequence[Row]) -> list[tuple[str, str]]:
     first, second = rows[:2]
     assert first.worst is not None
     assert second.worst is not None
-    apart = _apart(not _overlap(first.worst, second.worst))
-    return [("Highest worst class", f"{first.model} {_at(first)}, then {second.model} {_at(second)}; {apart}")]
+    overlap = _overlap_text(not _worst_classes_overlap(first.worst, second.worst))
+    return [("Highest worst class", f"{first.model} {_at(first)}, then {second.model} {_at(second)}; {overlap}")]
 
 
 def _worst_test(baseline: Row, row: Row) -> tuple[bool, str]:
@@ -166,8 +170,8 @@ def _worst_test(baseline: Row, row: Row) -> tuple[bool, str]:
     assert after is not None
     if change is not None and _shared(baseline, row):
         return change.p_value < SIGNIFICANT, f"{p_text(change.p_value)}, n = {change.n:,}"
-    apart = not _overlap(before, after)
-    return apart, _apart(apart)
+    separate = not _worst_classes_overlap(before, after)
+    return separate, _overlap_text(separate)
 
 
 def _own_change(baseline: Row, row: Row) -> ClassChange | None:
@@ -193,20 +197,20 @@ def _classes(row: Row) -> str:
     return _names([row.by_class[label].name for label in _lowest(row.shares, row.worst)])
 
 
-def _apart(apart: bool) -> str:
-    return "intervals do not overlap" if apart else "intervals overlap"
+def _overlap_text(separate: bool) -> str:
+    return "intervals do not overlap" if separate else "intervals overlap"
 
 
-def _meet(one: Interval, other: Interval) -> bool:
+def _intervals_overlap(one: Interval, other: Interval) -> bool:
     """Whether two intervals overlap; with a bound missing, they do."""
     if one.low is None or one.high is None or other.low is None or other.high is None:
         return True
     return one.low <= other.high and other.low <= one.high
 
 
-def _overlap(one: Worst, other: Worst) -> bool:
+def _worst_classes_overlap(one: Worst, other: Worst) -> bool:
     """Whether two worst classes could be equal, as measured or selection-corrected."""
-    return _meet(one, other) or _meet(one.corrected, other.corrected)
+    return _intervals_overlap(one, other) or _intervals_overlap(one.corrected, other.corrected)
 
 
 def _lowest(values: Sequence[float | None], worst: Worst) -> list[int]:

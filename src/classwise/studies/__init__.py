@@ -1,4 +1,4 @@
-"""Studies: runs and the analyses of them, as one validated TOML file such as ``analyses-digits``.
+"""Studies: runs and their analyses, as one validated TOML file such as ``analyses-digits``.
 
 Imports everything below ``cli``.
 """

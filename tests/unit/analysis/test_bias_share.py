@@ -217,7 +217,7 @@ def test_margins_of_a_model(trained: Path, tmp_path: Path) -> None:
 def test_bad_input(save: Save, make_run) -> None:
     margins, label = balanced(3, 20)
     run = save("run", margins, label)
-    with pytest.raises(InputError, match=r"bare has no margins\.parquet: run classwise evaluate with --margins"):
+    with pytest.raises(InputError, match=r"bare has no margins\.parquet; run classwise evaluate --margins --out"):
         bias_share(run, make_run("bare", np.diag([20, 20, 20]).tolist()))
     with pytest.raises(InputError, match="has images of 1 class; biases need at least 2 classes"):
         bias_share(save("one", margins[label == 0], label[label == 0]))

@@ -170,7 +170,7 @@ def test_bad_input(make_run) -> None:
     for name, counts in (("one", [[5]]), ("two", [[5, 1], [1, 5]]), ("absent", [[5, 1, 1], [1, 5, 1], [0, 0, 0]])):
         with pytest.raises(InputError, match="classes; groups need at least 3"):
             groups(make_run(name, counts))
-    with pytest.raises(InputError, match="no wrong predictions under worst-case; groups need some"):
+    with pytest.raises(InputError, match="no wrong predictions under all attacks; groups need some"):
         groups(make_run("perfect", (5 * np.eye(4, dtype=int)).tolist()))
     run = make_run("run", planted([3, 3], seed=0)[0].tolist())
     for number in (0, 1, 6):
@@ -186,7 +186,7 @@ def test_finding_and_figure(make_run) -> None:
     named = {"animals": [0, 1], "transport": [2, 3, 4]}
     found = groups(make_run("run", counts.tolist(), classes=names), superclasses=named)
     assert (found.chosen_by, len(found.groups)) == ("superclasses", 2)
-    assert found.finding.startswith("Under worst-case, 100.0% [")
+    assert found.finding.startswith("Under all attacks, 100.0% [")
     assert {name for group in found.groups for name in group.classes} == set(names)
     drawn = found.figures()[0].plot
     assert list(drawn.names) == [names[i] for i in found.order]

@@ -36,7 +36,7 @@ def test_by_hand(make_run) -> None:
     assert found.intervals == NAMES
     assert NAMES[0] == "[0, 10]"
     assert NAMES[-1] == "(90, 100]"
-    assert "under worst-case, 7 classes lie in 4 of the 10 intervals, from [0, 10] to (90, 100]%, 1 of them at 0" in (
+    assert "under all attacks, 7 classes lie in 4 of the 10 intervals, from [0, 10] to (90, 100]%, 1 of them at 0" in (
         found.finding
     )
 

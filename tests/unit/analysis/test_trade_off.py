@@ -25,7 +25,7 @@ def test_pareto_front_by_hand(make_run) -> None:
         ("greedy", 75.0, 50.0, True),
         ("worse", 60.0, 50.0, False),
     ]
-    assert found.finding.startswith("even has the highest worst class under worst-case: 70.0% [")
+    assert found.finding.startswith("even has the highest worst class under all attacks: 70.0% [")
     assert len(found.figures()) == 1
 
 

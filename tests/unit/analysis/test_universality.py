@@ -107,14 +107,14 @@ def test_agreement_is_the_mean_coefficient_over_pairs_with_different_seeds(make:
     assert both.ceiling == pytest.approx(math.sqrt(within[0] * within[1]), abs=1e-4)
     assert pairs["base", "sgd"].ceiling is None
     changes = {change.what: change for change in found.changes}
-    assert list(changes) == ["model", "optimizer", "several at once"]
+    assert list(changes) == ["model", "optimizer", "several keys"]
     assert changes["model"].lost.value == pytest.approx(both.ceiling - both.agreement.value, abs=1e-3)
     assert changes["optimizer"].lost.value is None
     assert pairs["lenet", "sgd"].changed == ["model", "optimizer"]
     means = 100 * np.mean([CORRECT[run] for run in base.runs], 0) / N
     assert base.by_class == pytest.approx(means.tolist(), abs=1e-4)
     assert (base.weakest, sgd.weakest) == (5, 0)
-    assert found.finding.startswith("Under worst-case, 5 is the weakest class in 2 of 3 settings; seeds agree")
+    assert found.finding.startswith("Under all attacks, class 5 is the weakest in 2 of 3 settings; Spearman")
     for part in [both.agreement, base.within, changes["model"].lost]:
         assert part.low <= part.high
     assert len(found.frame) == len(names) * (len(names) - 1) / 2
@@ -137,7 +137,7 @@ def test_changed_keys_within_tables(make: Make) -> None:
 def test_runs_without_recipe_are_separate_settings(make: Make) -> None:
     found = universality(make("one", CORRECT["base-0"]), make("two", CORRECT["base-0"]), make("base-0", [3] * 5 + [1]))
     assert [one.name for one in found.settings] == ["one", "two", "base"]
-    assert found.settings[1].changed == ["something unknown"]
+    assert found.settings[1].changed == ["unknown keys"]
     assert found.pairs[0].agreement.value == 1.0
 
 
@@ -216,5 +216,5 @@ def test_bad_input(make: Make) -> None:
         universality(run, broken)
     assert "\n" not in str(caught.value)
     few = [make(f"lenet-{seed}", [1, 2, 3]) for seed in range(2)]
-    with pytest.raises(InputError, match="examples of 3 classes; an order needs at least 4"):
+    with pytest.raises(InputError, match="examples of 3 classes; agreement needs at least 4"):
         universality(*few)

@@ -80,7 +80,7 @@ def test_table_shows_measured_and_required_values(runs: Path) -> None:
     code, out, err = invoke(runs / "baseline", "--min-worst", 30, "--min-class", "bee=61", "--max-cv", 100)
     assert (code, err) == (1, "")
     head, *lines = out.splitlines()
-    assert re.split(r"  +", head.strip()) == ["what", "measured [95%]", "wanted", "verdict"]
+    assert re.split(r"  +", head.strip()) == ["what", "measured [95%]", "required", "verdict"]
     worst, bee, variance = [re.split(r"  +", line.strip()) for line in lines]
     assert worst == ["worst-case: worst class ant", worst[1], "at least 30", "ok"]
     assert worst[1].startswith("40.00 [")
@@ -182,7 +182,7 @@ def test_junit_is_readable(runs: Path, tmp_path: Path) -> None:
         "worst-case: average, change",
         "worst-case: class bee, change",
     ]
-    assert re.fullmatch(r"47\.33 \[[\d., ]+\] \(wanted: at least 90\)", failed["worst-case: average"])
+    assert re.fullmatch(r"47\.33 \[[\d., ]+\] \(required: at least 90\)", failed["worst-case: average"])
     root = ElementTree.parse(file).getroot()
     assert (root.get("tests"), root.get("failures")) == ("6", "3")
     assert len(root.findall("testsuite/testcase/failure")) == 3

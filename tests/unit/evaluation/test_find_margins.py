@@ -472,7 +472,7 @@ def test_probabilities_are_refused() -> None:
 def test_models_without_gradients_are_refused() -> None:
     model = linear()
     model.has_gradients = False
-    assert "the margin search needs gradients, and the model has none" in complaint(model, noise(14))
+    assert "the margin search needs gradients, but the model has none" in complaint(model, noise(14))
 
 
 def test_logits_that_are_not_finite_are_refused() -> None:

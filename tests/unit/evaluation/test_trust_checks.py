@@ -497,7 +497,7 @@ def test_low_confidence_is_found(models: dict[str, nn.Module]) -> None:
     assert 0.1 < probes.output.surest <= 1 / (1 + 9 * math.exp(-math.sqrt(10 / 9)))
     finding = findings(probes)["unsure"]
     assert finding.severity == "info"
-    assert f"Maximum confidence is at most {100 * probes.output.surest:.0f}%" in finding.text
+    assert f"images is {100 * probes.output.surest:.0f}%" in finding.text
     honest = probe(models["madry"])
     assert honest.output.surest is not None
     assert honest.output.surest > 0.8

@@ -168,7 +168,7 @@ def test_front_matter_is_valid_for_the_hub(run, exported):
     assert front["model-index"][0]["name"] == plain(HOSTILE[3])
     metrics = {one["name"]: one["value"] for one in front["model-index"][0]["results"][0]["metrics"]}
     assert metrics["natural accuracy"] == pytest.approx(report["natural"].overall.value, abs=1e-4)
-    assert metrics["accuracy of the worst class under attack, Linf 0.01"] == pytest.approx(report.worst.value, abs=1e-4)
+    assert metrics["robust accuracy of the worst class, Linf 0.01"] == pytest.approx(report.worst.value, abs=1e-4)
     card = ModelCard(text)
     assert len(card.data.eval_results) == len(metrics)
 

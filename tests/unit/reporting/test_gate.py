@@ -66,7 +66,7 @@ def test_thresholds(report, demand, passed, what, wanted):
     (check,) = thresholds(report, "pgd", **demand)
     assert (check.passed, check.what, check.wanted) == (passed, f"pgd: {what}", wanted)
     assert check.measured == f"{check.value:.2f} [{check.low:.2f}, {check.high:.2f}]"
-    assert check.text == f"{check.what}: {check.measured} (wanted: {wanted})"
+    assert check.text == f"{check.what}: {check.measured} (required: {wanted})"
 
 
 def test_intervals_of_what_is_measured(report):
@@ -301,15 +301,13 @@ def test_unpaired_runs_cannot_be_gated():
     comparison = compare(make_report(held, LABELS), make_report(held, LABELS, first_index=1))
     with pytest.raises(InputError) as caught:
         no_worse_than(comparison, "pgd", ALPHA)
-    assert str(caught.value) == (
-        "the runs were not measured on the same examples, which a paired test needs: evaluate both on the same data"
-    )
+    assert str(caught.value) == ("a paired test needs runs with the same examples: evaluate both on the same data")
 
 
 def test_a_result_that_only_one_run_has_is_said():
     held = noisy(1, [0.5, 0.6, 0.4])
     comparison = compare(make_report(held, LABELS), make_report(held, LABELS))
-    with pytest.raises(InputError, match="the runs share no result 'fab' of the same attacks: choose one of nat"):
+    with pytest.raises(InputError, match="the runs have no common result 'fab': choose one of nat"):
         no_worse_than(comparison, "fab", ALPHA)
 
 

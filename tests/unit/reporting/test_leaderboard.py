@@ -12,7 +12,7 @@ import pytest
 from classwise.core.errors import InputError
 from classwise.reporting import load_report
 from classwise.reporting.effort import AttackInfo
-from classwise.reporting.leaderboard import find_runs, leaderboard, robustbench, told_apart
+from classwise.reporting.leaderboard import find_runs, leaderboard, robustbench, unique_class_names
 from classwise.reporting.report import ClassReport, DatasetInfo, ThreatInfo
 from classwise.reporting.site import write_site
 from classwise.storage.files import write_json
@@ -131,8 +131,8 @@ def test_two_classes_of_one_name_keep_their_own_numbers() -> None:
     assert entry.worst_classes == ["crane (class 1)", "crane (class 3)"]
 
 
-def test_a_name_that_looks_like_one_told_apart() -> None:
-    assert told_apart(["a", "a", "a (class 1)"]) == ["a", "a (class 1)", "a (class 1) (class 2)"]
+def test_a_name_that_looks_like_a_unique_one() -> None:
+    assert unique_class_names(["a", "a", "a (class 1)"]) == ["a", "a (class 1)", "a (class 1) (class 2)"]
 
 
 def save(report: ClassReport, place: Path) -> None:

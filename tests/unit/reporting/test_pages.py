@@ -298,7 +298,7 @@ def test_images_of_the_weakest_class_are_shown_with_their_predictions() -> None:
 
 def test_what_broke_the_examples() -> None:
     report = make_report({"natural": [90, 80], "pgd": [50, 40], "square": [45, 60]}, n=100)
-    rows = Page(report_page(report)).tables["Attack that broke each example first"][1:]
+    rows = Page(report_page(report)).tables["First attack that broke each example"][1:]
     assert [row[2] for row in rows] == ["30", "80", "5", "85"]
     assert sum(int(row[2]) for row in rows) == 200
 

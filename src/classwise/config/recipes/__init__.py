@@ -26,7 +26,7 @@ Table = dict[str, Any]
 
 
 class Augment(BaseModel):
-    """Random changes to training images."""
+    """Random augmentations of training images."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

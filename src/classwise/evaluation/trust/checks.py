@@ -34,7 +34,7 @@ class ProbeResult:
 
 
 def run_probes(run: Run, *, black_box: bool) -> ProbeResult:
-    """Probe the model on a few images that it classifies correctly, as many of each class.
+    """Probe the model on a few images that it classifies correctly, equally many of each class.
 
     ``black_box`` includes the attack without gradients. A model that fails under the probes can still be evaluated.
     """

@@ -45,9 +45,9 @@ def derive_findings(
 ) -> Sanity:
     """Return the findings of a finished evaluation.
 
-    ``rejected`` counts the results of each attack outside the ball or [0, 1]. ``black_box`` tells of each column that
-    one attack or stage filled whether it works without gradients. ``probe_failure`` is the error of a model that failed
-    under the probes, ``reduced_batch_size`` the batch size after running out of memory.
+    ``rejected`` counts the results of each attack outside the ball or [0, 1]. ``black_box`` maps the column of each
+    attack or stage to whether it works without gradients. ``probe_failure`` is the error of a model that failed under
+    the probes, ``reduced_batch_size`` the batch size after running out of memory.
     """
     findings = []
     if trained_on_images:
@@ -111,8 +111,8 @@ def _consistency(probes: Probes) -> Iterator[Finding]:
     changed, n = probes.tremor.changed, probes.tremor.n
     if _tail(changed, n, 0.01) < LEVEL:
         text = (
-            f"Noise of 1/16 of a gray level changes the label of {changed} of {n} images: gradients follow such noise "
-            "and not the model."
+            f"Noise of 1/16 of a gray level changes the label of {changed} of {n} images: gradients reflect such noise "
+            "instead of the model."
         )
         yield Finding(severity="warning", code="unstable", text=text)
 
@@ -135,7 +135,7 @@ def _differs(probe: AgreementProbe, rounding: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """When a count of ``ClassProbe`` is too large, and the finding."""
+    """A limit on a count of ``ClassProbe``, and the finding if it is exceeded."""
 
     code: str
     count: str
@@ -154,20 +154,20 @@ _RULES = (
         code="zero-gradient",
         count="zero_gradient",
         allowed=0.01,
-        text="At {share} natural images{where} the gradient is zero or not finite: gradient attacks fail there, and "
+        text="On {share} natural images{where} the gradient is zero or not finite: gradient attacks fail there, and "
         "their failure is no evidence of robustness.",
     ),
     _Rule(
         code="misleading-gradient",
         count="misled",
-        text="At {share} natural images{where} a small step along the gradient raises the loss by less than half of "
-        "the first-order prediction: the gradient does not describe the model and misleads attacks.",
+        text="On {share} natural images{where} a small step along the gradient raises the loss by less than half of "
+        "the first-order prediction: the gradient does not describe the loss and misleads attacks.",
     ),
     _Rule(
         code="loss-does-not-rise",
         count="slack",
-        text="On {share} images{where} {steps} attack steps do not raise the loss, or lose what they gained (its mean "
-        "goes from {first} to {last}): the search fails, and more steps would be no evidence of robustness.",
+        text="On {share} images{where} the loss does not rise over {steps} attack steps, or falls again (mean: {first} "
+        "to {last}): the search fails, and surviving more steps is no evidence of robustness.",
     ),
     _Rule(
         code="one-step-wins",
@@ -186,15 +186,15 @@ _RULES = (
         code="smooth-output",
         count="smooth",
         severity="info",
-        text="{share} images{where} survive {longer} steps on the cross-entropy but not if half of the steps maximize "
-        "the margin loss: the outputs are smooth, and PGD on the cross-entropy overestimates robustness. Use "
+        text="{share} images{where} survive {longer} steps on the cross-entropy but not if half of them use the margin "
+        "loss: the outputs are smooth, and PGD on the cross-entropy overestimates robustness. Use "
         "temperature-pgd, cw-pgd or fast.",
     ),
     _Rule(
         code="unreached",
         count="unreached",
-        text="{share} images{where} keep their label in a ball that contains every image (eps = {whole}): the "
-        "failure of the attack within eps is no evidence of robustness.",
+        text="{share} images{where} survive even in a ball that contains every image (eps = {whole}): surviving "
+        "within eps is no evidence of robustness.",
     ),
     _Rule(
         code="black-box-wins",
@@ -228,7 +228,7 @@ def _gradients(probes: Probes, classes: Sequence[str]) -> Iterator[Finding]:
 def _black_box_leads(verdicts: Verdicts, black_box: Mapping[str, bool], classes: Sequence[str]) -> Iterator[Finding]:
     """Whether attacks without gradients broke more of all images than those with gradients.
 
-    Not more of the survivors of gradient attacks: if there are few of these, any attack may break them.
+    Survivors of gradient attacks alone are no basis: if there are few of these, any attack may break them.
     """
     with_gradients = [key for key, without in black_box.items() if not without]
     without_gradients = [key for key, without in black_box.items() if without]
@@ -261,7 +261,7 @@ def _not_attacked(verdicts: Verdicts, classes: Sequence[str]) -> Iterator[Findin
         labels = [int(k) for k in np.unique(verdicts.label[correct]) if not attacked[verdicts.label == k].any()]
         if labels and attacked.any():
             named = listing([_name(label, classes) for label in labels[:NAMED]])
-            text = f"{key} did not attack {named}: what it reports there is natural and not robust accuracy."
+            text = f"{key} did not attack {named}: its result there is natural accuracy, not robust accuracy."
             yield Finding(severity="info", code="left-alone", text=text, labels=labels)
 
 
@@ -349,7 +349,7 @@ def _outputs(probes: Probes) -> Iterator[Finding]:
         yield Finding(severity="warning", code="probabilities", text=text)
     elif output.surest is not None and output.surest < LOW_CONFIDENCE:
         text = (
-            f"Maximum confidence is at most {100 * output.surest:.0f}% on all {n} images, as if the logits were "
+            f"Maximum confidence over all {n} images is {100 * output.surest:.0f}%, as if the logits were "
             "cosines. PGD on the cross-entropy then overestimates robustness: use temperature-pgd with a large 1/T, "
             "cw-pgd or fast."
         )

@@ -28,9 +28,9 @@ class Case:
     """The original. A method changes a copy."""
     images: ImageSet
     index: Ints
-    """Images to choose by: held out of the model's training where that is known."""
+    """Validation images: held out of the model's training if that is known."""
     train: Ints
-    """Images to train on: those of the model's own training where they are known, else ``index``."""
+    """Training images: the model's own if known, else ``index``."""
     threat: Threat
     rule: RepairRule = "rho"
     floor: float | None = None
@@ -57,7 +57,7 @@ class Repaired:
 
     model: nn.Module
     layer: str | None = None
-    """The layer whose biases were changed, for a method that changes nothing else."""
+    """The layer whose biases were changed, for a method that changes only these."""
     fit: Fit | None = None
     margins: Margins | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -77,5 +77,5 @@ class Method(Protocol):
 
 
 def settings_text(method: Any) -> dict[str, Any]:
-    """The settings of a method, for records."""
+    """Return the settings of a method for records."""
     return {one.name: getattr(method, one.name) for one in fields(method)}

@@ -5,7 +5,7 @@ neither its gradient nor the image it finds depends on b. With the smallest marg
 correct under every such attack exactly if m_j(x) + b_y - b_j > 0 for all j: one search gives the robust accuracy of
 every class under every b (``classwise.repairs.fit``).
 
-This is exact up to the strength of the search, and for Linf, L2 and any other set the attack may choose from. It does
+This is exact up to the strength of the search, for Linf, L2 and any other threat model. It does
 not hold for rescaled rows of the last layer, which change the gradients.
 """
 

@@ -9,10 +9,10 @@ image of x and k' the class predicted for x', the loss of an example is
 
     0.7 * CE(x, y) + 6 * KL(p(x) || p(x')) + 0.3 * M[y, k'] * CE(x', y).
 
-Let C be the matrix of the shares of class y that are taken for class k under attack, with a diagonal of zeros, and
-u, v its top singular vectors. Then M = u v^T, rescaled linearly to [0.01, 2.01]: pairs that carry the spectral norm of
-the confusion weigh most. C is that of the training images in the epoch before; for the first epoch, that of the
-validation images under the original model.
+Let C be the matrix of the shares of class y that are predicted as class k under attack, with a diagonal of zeros, and
+u, v its top singular vectors. Then M = u v^T, rescaled linearly to [0.01, 2.01]: pairs that contribute most to the
+spectral norm of the confusion have the largest weights. C is that of the training images in the epoch before; for the
+first epoch, that of the validation images under the original model.
 
 Both train by ``classwise.training`` on the images of the model's own training where they are known, else on four
 fifths of the given images. Nothing is selected: the result is the model of the last epoch.
@@ -21,10 +21,12 @@ fifths of the given images. Nothing is selected: the result is the model of the 
 
 * ``faal``: see ``classwise.policies.faal``. The authors choose one of two epochs on test images; here it is the last.
 * ``spectral``: the authors' code multiplies the logit of the true class by 0.9 before the loss, which raises negative
-  logits. Here it is left as it is. The code also monitors the natural accuracy of one test class; here nothing does.
+  logits; here the logit is unchanged. The code also monitors the natural accuracy of one test class; this
+  implementation does not.
 * Learning rates are the papers', 0.01 divided by ten at half time (``faal``) and 0.001 (``spectral``), with SGD. A
-  model that was trained by another optimizer may need another one.
-* Images are not augmented unless ``crop`` or ``flip`` are set: what the model was trained with is not known here.
+  model trained with another optimizer may need another learning rate.
+* Images are not augmented unless ``crop`` or ``flip`` are set: the augmentation of the original training is not known
+  here.
 """
 
 # B batch, K classes
@@ -76,7 +78,7 @@ LEAST, MOST = 0.01, 2.01
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune:
-    """Adversarial training of the whole network for a few epochs, from its present weights."""
+    """Adversarial training of the whole network for a few epochs, from its current weights."""
 
     about: ClassVar[str] = "all layers fine-tuned by FAAL (how=faal) or spectral regularization (how=spectral)"
     uses: ClassVar[Images] = "training"
@@ -88,12 +90,12 @@ class Finetune:
     momentum: Number = 0.9
     weight_decay: Number = 5e-4
     steps: int = 10
-    """Of the attack, PGD."""
+    """Steps of the PGD attack."""
     batch_size: int = 128
     radius: Number = 0.5
-    """Of ``faal``: how far from uniform the distribution of the classes may go."""
+    """For ``faal``: maximum distance of the class distribution from the uniform one."""
     awp: Number = 0.005
-    """Of ``faal``: size of the adversarial weight perturbation; 0: off."""
+    """For ``faal``: size of the adversarial weight perturbation; 0: off."""
     crop: int = 0
     """Pixels of zero padding before a random crop back to size."""
     flip: bool = False
@@ -115,7 +117,7 @@ class Finetune:
 
     @property
     def perturbation(self) -> WeightPerturbation | None:
-        """Adversarial weight perturbation, where there is any."""
+        """Adversarial weight perturbation, if any."""
         return WeightPerturbation(gamma=self.awp) if self.awp and self.how == "faal" else None
 
     def __call__(self, case: Case) -> Repaired:
@@ -131,7 +133,7 @@ class Finetune:
     def plan(self, case: Case) -> Plan:
         """The training of a copy of the model."""
         if dtype_of(case.model) != torch.float32:
-            raise InputError(f"training needs a float32 model, this one is {dtype_of(case.model)}")
+            raise InputError(f"finetune needs a float32 model, got {dtype_of(case.model)}")
         num_classes, device = count_classes(case.model, case.images), device_of(case.model)
         fast = device.type == "cuda" and case.engine != "eager"
         train, validation = split(case)
@@ -165,7 +167,7 @@ class Finetune:
         )
 
     def method(self, case: Case, validation: Ints, num_classes: int) -> tuple[Objective, Policy]:
-        """What is minimized, and what sets the weights of the classes."""
+        """The objective to minimize, and the policy that sets the class weights."""
         if self.how == "faal":
             return Madry(attack=PGD(steps=self.steps).within(case.threat)), FAAL(radius=self.radius)
         attack = replace(Spectral.attack, steps=self.steps).within(case.threat)
@@ -238,7 +240,7 @@ def adversarial_confusion(case: Case, index: Ints, attack: PGD, num_classes: int
 
 
 def split(case: Case) -> tuple[Ints, Ints]:
-    """The images to train on and those to validate on: a fifth of each class where the two are given as the same."""
+    """The images to train on and those to validate on: a fifth of each class if both are the same images."""
     if not np.array_equal(case.train, case.index):
         return case.train, case.index
     fold = assigned(case.images.labels[case.index], FOLDS, case.seed)

@@ -8,7 +8,7 @@ gradient at a point of higher loss; here every class has a point of its own:
     theta_c = theta + rho * g_c / |g_c|,
     theta <- theta - lr * mean_c (gradient of L_c at theta_c),
 
-the mean over the classes in the batch. The body of the network is frozen, so its features are computed once a batch,
+the mean over the classes in the batch. The body of the network is frozen, so its features are computed once per batch,
 and the gradient of a class is that of a softmax regression, (p - e_y) (f, 1)^T averaged over its images.
 
 **Deviations**
@@ -58,14 +58,14 @@ class HeadSAM:
     rho: Number = 0.05
     """Length of the ascent step of each class."""
     steps: int = 10
-    """Of the attack, PGD."""
+    """Steps of the PGD attack."""
     batch_size: int = 128
 
     def __post_init__(self) -> None:
         at_least_one(epochs=self.epochs, batch_size=self.batch_size)
         if self.rho < 0:
             raise InputError(f"rho must not be negative, got {self.rho:g}")
-        _ = self.optimizer, PGD(steps=self.steps)  # which check their settings
+        _ = self.optimizer, PGD(steps=self.steps)  # These check their settings.
 
     @property
     def optimizer(self) -> SGD:
@@ -136,7 +136,7 @@ def put_back(weights: Tensor, head: nn.Linear) -> None:
 
 
 def at_least_one(**settings: int) -> None:
-    """Refuse counts below one."""
+    """Refuse counts below 1."""
     for name, value in settings.items():
         if value < 1:
             raise InputError(f"{name} must be at least 1, got {value}")

@@ -8,8 +8,8 @@ No images are needed: the change depends on the weights alone.
 
 **Deviations**
 
-* The common length is the mean of the row lengths. Another one would change the scale of the logits against the
-  biases, and nothing else.
+* The common length is the mean of the row lengths. Another length would only change the scale of the logits relative to
+  the biases.
 * A row of zeros stays zero, since it has no direction.
 * The layer is found by running the model on one image. Only its shape matters.
 """

@@ -1,15 +1,16 @@
 """Classifier re-training (cRT; Kang et al., ICLR 2020, Decoupling representation and classifier) on adversarial images.
 
 The body of the network is frozen. Adversarial images x' of the training images are computed once, against the original
-model, and their features f(x') are kept. The last linear layer (W, b) starts anew and is trained on class-balanced
+model, and their features f(x') are kept. The last linear layer (W, b) is reinitialized and trained on class-balanced
 batches of these features:
 
     min over W, b of  mean_c mean_{i of class c} CE(W f(x'_i) + b, y_i).
 
 **Deviations**
 
-* The paper trains on natural images; its models are not attacked. The adversarial images are computed for the original
-  layer, not for the new one, so the new layer is usually weaker against a fresh attack than under these images.
+* The paper trains on natural images and does not evaluate under attack. The adversarial images are computed for the
+  original layer, not for the new one, so the new layer is usually weaker against a fresh attack than under these
+  images.
 * The layer starts from zeros instead of random numbers. The loss is convex, so the start has little influence.
 * The paper draws the class of every image at random. Here classes alternate: every image of the largest class is used
   once an epoch, and images of smaller classes are repeated. On balanced data an epoch uses every image once.
@@ -55,12 +56,12 @@ class Retrain:
     momentum: Number = 0.9
     weight_decay: Number = 5e-4
     steps: int = 10
-    """Of the attack, PGD."""
+    """Steps of the PGD attack."""
     batch_size: int = 128
 
     def __post_init__(self) -> None:
         at_least_one(epochs=self.epochs, batch_size=self.batch_size)
-        _ = self.optimizer, PGD(steps=self.steps)  # which check their settings
+        _ = self.optimizer, PGD(steps=self.steps)  # These check their settings.
 
     @property
     def optimizer(self) -> SGD:
