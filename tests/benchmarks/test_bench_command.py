@@ -80,7 +80,7 @@ def test_evaluate_writes_what_it_prints(model: str, tmp_path: Path) -> None:
     assert [case["entries"][0]["forwards"] for case in content["cases"]] == [20, 10]
     assert (content["rounds"], content["batch_size"], content["interrupted"]) == (2, 4, False)
     code, _, err = invoke("evaluate", *arguments, "--out", tmp_path / "out")
-    assert (code, err.startswith("error: "), "already holds a bench" in err) == (2, True, True)
+    assert (code, err.startswith("error: "), "already contains a benchmark" in err) == (2, True, True)
 
 
 def test_an_attack_may_bring_its_own_radius(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +124,8 @@ def test_an_interruption_before_that_leaves_none(model: str, tmp_path: Path) -> 
 BAD_INPUT: list[tuple[list[str], str]] = [
     (["evaluate", "--attack", "pdg"], "did you mean 'pgd'?"),
     (["evaluate", "--attack", "pgd:stepz=3"], "did you mean 'steps'?"),
-    (["evaluate", "--data", "digits"], "--weights and --data go with --model"),
-    (["evaluate", "--model", "{model}"], "needs --data"),
+    (["evaluate", "--data", "digits"], "--weights and --data require --model"),
+    (["evaluate", "--model", "{model}"], "requires --data"),
     (["evaluate", "--model", "{model}", "--data", "digit"], "did you mean 'digits'?"),
     (["evaluate", "--model", "resnet81", "--data", "digits"], "did you mean 'resnet18'?"),
     (["evaluate", "--model", "{model}", "--data", "digits", "--images", "0"], "images must be at least 1"),

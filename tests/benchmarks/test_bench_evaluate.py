@@ -287,7 +287,7 @@ def test_bad_settings() -> None:
 def test_corruptions_are_refused() -> None:
     model = network()
     suite = read_perturbations(["corruptions"], EPS)
-    with pytest.raises(InputError, match="a bench measures one or several attacks"):
+    with pytest.raises(InputError, match="a benchmark measures one or several attacks"):
         bench_evaluation(model, images_for(model), suite, name="net")
 
 

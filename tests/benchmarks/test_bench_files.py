@@ -131,7 +131,7 @@ def test_places_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a file, not a directory"):
         check_place(tmp_path / "file")
     training().save(tmp_path / "old")
-    with pytest.raises(InputError, match="already holds a bench"):
+    with pytest.raises(InputError, match="already contains a benchmark"):
         check_place(tmp_path / "old")
     check_place(tmp_path / "new" / "one")
     assert (tmp_path / "new" / "one").is_dir()
