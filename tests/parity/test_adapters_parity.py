@@ -347,7 +347,7 @@ def test_the_stated_threat_is_recognized(case: Case, library: Any) -> None:
     with pytest.raises(InputError, match=f"^{case.name} has norm = "):
         attack.within(Threat.parse(EPS, "L2" if case.norm == "Linf" else "Linf"))
     if case.stated is not None:
-        with pytest.raises(InputError, match=f"^{case.name} has eps = {case.stated}, elsewhere it is 4/255"):
+        with pytest.raises(InputError, match=f"^{case.name} has eps = {case.stated}, but 4/255 is set elsewhere"):
             attack.within(Threat.parse("4/255", case.norm))
 
 
@@ -356,7 +356,7 @@ def test_another_model_is_refused(case: Case, library: Any) -> None:
     x, y = batch(model)
     attack = ours(case, case.make(library, other))
     if case.bound:
-        with pytest.raises(InputError, match="was built on another model") as caught:
+        with pytest.raises(InputError, match="was built on a different model") as caught:
             attack(model, x, y)
         assert "'transfer'" in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -565,7 +565,7 @@ def test_evaluation_raises_a_one_line_error() -> None:
     model = Plain().eval()
     data = batch(model)
     for attacks, message in (
-        ([torchattacks.FGSM(Plain().eval())], "was built on another model"),
+        ([torchattacks.FGSM(Plain().eval())], "was built on a different model"),
         ([torchattacks.FGSM(model, eps=0.1), "fgsm:eps=8/255"], r"different eps \(0\.1, 8/255\)"),
         ([torchattacks.PGDL2(model, eps=0.1), "fgsm:norm=Linf"], r"different norm \(L2, Linf\)"),
         ([torchattacks.FGSM], "is a class"),

@@ -370,7 +370,7 @@ def test_an_empty_batch_is_not_passed_on(model: Net) -> None:
     shift = Shift(EPS)
     found, effort = as_attack(shift).run(AttackCall(model, x[:0], y[:0]))
     assert (found.shape, len(effort.forwards), shift.calls) == (x[:0].shape, 0, 0)
-    with pytest.raises(InputError, match="8 images need as many labels, got 7"):
+    with pytest.raises(InputError, match="expected one label per image, got 7 labels for 8 images"):
         as_attack(shift)(model, x, y[:7])
 
 
@@ -396,9 +396,9 @@ def test_a_stated_threat_must_equal_that_of_the_evaluation() -> None:
     assert (stated.eps, stated.norm) == ("8/255", "Linf")
     assert stated.within(THREAT).threat == THREAT
     assert stated.within(Threat.parse(8 / 255)).eps == str(8 / 255)
-    with pytest.raises(InputError, match=r"^Shift has eps = 8/255, elsewhere it is 0.0314: set it only once$"):
+    with pytest.raises(InputError, match=r"^Shift has eps = 8/255, but 0.0314 is set elsewhere: set it only once$"):
         stated.within(Threat.parse("0.0314"))
-    with pytest.raises(InputError, match=r"^Shift has norm = L2, elsewhere it is Linf: set it only once$"):
+    with pytest.raises(InputError, match=r"^Shift has norm = L2, but Linf is set elsewhere: set it only once$"):
         as_attack(Shift(8 / 255, "l2")).within(THREAT)
     with pytest.raises(InputError, match=r"fgsm has eps = 0\.1"):
         as_attack(partial(fgsm, eps=0.1)).within(THREAT)

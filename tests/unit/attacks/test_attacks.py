@@ -406,5 +406,5 @@ def test_a_second_radius_must_equal_the_first() -> None:
     with pytest.raises(InputError, match="set it only once"):
         PGD(eps="4/255").within(Threat.parse("8/255"))
     assert PGD(eps="8/255").within(Threat.parse("8/255")).threat.text == "8/255"
-    with pytest.raises(InputError, match="2 images need as many labels, got 1"):
+    with pytest.raises(InputError, match="expected one label per image, got 1 labels for 2 images"):
         PGD(eps="8/255")(Net(3, 5), torch.rand(2, 3, 4, 4), torch.tensor([0]))

@@ -174,7 +174,7 @@ def test_invalid_settings_raise_a_one_line_error(spec: str, message: str) -> Non
         (APGD(eps=EPS), [1, 1, 0], "a target must differ from the true label, but 1 of 3 images have it as target"),
         (FAB(eps=EPS), [1, 5, 0], "target 5 is not a class: expected 0 to 4"),
         (PGD(eps=EPS), [1, -1, 0], "target -1 is not a class"),
-        (PGD(eps=EPS), [1, 0], "3 images need as many targets, got (2,)"),
+        (PGD(eps=EPS), [1, 0], "expected one target per image, got (2,) for 3 images"),
         (
             PGD(eps=EPS, loss="kl"),
             [1, 2, 0],

@@ -246,7 +246,7 @@ def test_eps_is_one_number(model: nn.Module) -> None:
         cw.evaluate(model, "digits", attacks=[PGD(eps="8/255"), FGSM(eps="4/255")])
     with pytest.raises(InputError, match="set it only once"):
         cw.evaluate(model, "digits", attacks=["pgd:eps=0.1"], eps="0.2")
-    with pytest.raises(InputError, match="PGD has norm = L2, elsewhere it is Linf"):
+    with pytest.raises(InputError, match="PGD has norm = L2, but Linf is set elsewhere"):
         cw.evaluate(model, "digits", attacks=["pgd:norm=L2"], eps="0.2", norm="Linf")
     assert cw.evaluate(model, "digits", attacks=["pgd:norm=L2"], eps="0.2", per_class=1).threat.norm == "L2"
     assert cw.evaluate(model, "digits", attacks="pgd:eps=0.2", norm="L2", per_class=1).threat.norm == "L2"

@@ -68,7 +68,7 @@ def test_beta_vector_is_equation_5() -> None:
         (6.0, "beta must have one number for each of 3 classes, got 1"),
         ({"dgo": 0.5}, "unknown class 'dgo': did you mean 'dog'"),
         ({"dog": 0.5, "1": 3.0}, "beta contains class 'dog' twice"),
-        ({"3": 0.5}, "class 3 does not exist: there are 3"),
+        ({"3": 0.5}, "class 3 does not exist: expected 0 to 2"),
         ("6+6+-1", "beta must be finite and not negative, got -1.0"),
         ({"dog": "inf"}, "beta must be finite and not negative, got inf"),
         ("6+6+nan", "beta must be finite and not negative, got nan"),

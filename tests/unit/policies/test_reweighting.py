@@ -99,7 +99,7 @@ def test_csl_refuses_invalid_settings() -> None:
         CSL(gamma=0)
     with pytest.raises(InputError, match="unknown class 'cot': did you mean 'cat'"):
         build("policy", POLICIES, "csl:critical=cot").start(task(3))
-    with pytest.raises(InputError, match="class 3 does not exist: there are 3"):
+    with pytest.raises(InputError, match="class 3 does not exist: expected 0 to 2"):
         build("policy", POLICIES, "csl:critical=3").start(task(3))
 
 

@@ -21,7 +21,7 @@ from classwise.core.model_calls import exact
 from classwise.core.types import ClassControls, ClassStats, LossTerms, reduce
 from classwise.policies import FAAL, Uniform
 from classwise.training import compiled
-from classwise.training.compiled import CompiledEngine, StepModel, kernels_by_trial
+from classwise.training.compiled import CompiledEngine, StepModel, benchmarked_kernels
 from classwise.training.engine import Engine
 from classwise.training.plan import Plan, make_engine, make_plan
 
@@ -60,7 +60,7 @@ def test_kernels_are_benchmarked_unless_deterministic(asked: str | None, monkeyp
     torch.use_deterministic_algorithms(asked == "torch")
     before = cudnn.benchmark, cudnn.benchmark_limit
     try:
-        with kernels_by_trial():
+        with benchmarked_kernels():
             tried = cudnn.benchmark
     finally:
         torch.use_deterministic_algorithms(False)
