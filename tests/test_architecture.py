@@ -134,7 +134,7 @@ def test_light_modules_import_no_torch() -> None:
     assert "torch" not in loaded_by(f"import {', '.join(LIGHT)}")
 
 
-def test_evaluating_imports_nothing_of_training() -> None:
+def test_evaluation_does_not_import_training() -> None:
     loaded = loaded_by("import classwise; classwise.evaluate")
     assert "classwise.evaluation.runner" in loaded
     assert not [name for name in loaded if name.startswith("classwise.training")]

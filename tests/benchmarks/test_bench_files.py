@@ -126,7 +126,7 @@ def test_the_axis_is_logarithmic_if_values_differ_by_more_than_thirty_times() ->
     assert "logarithmic" not in drawn(1.0, 2.0, high=1000.0)  # one slow round
 
 
-def test_places_that_cannot_be_used(tmp_path: Path) -> None:
+def test_unusable_output_directories(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="is a file, not a directory"):
         check_place(tmp_path / "file")

@@ -336,7 +336,7 @@ def test_the_model_is_restored(model: Net, fails: bool) -> None:
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_works_where_gradients_are_off(model: Net, context: type) -> None:
+def test_works_with_gradients_disabled(model: Net, context: type) -> None:
     x, y = batch()
     attack = as_attack(fgsm).within(THREAT)
     expected, _ = attack.run(AttackCall(model, x, y))
@@ -365,7 +365,7 @@ def test_functions_see_plain_logits_in_the_type_of_the_images(images: torch.dtyp
     assert torch.allclose(found.double(), fgsm(model, x.double(), y, EPS), atol=1e-6)
 
 
-def test_an_empty_batch_is_not_passed_on(model: Net) -> None:
+def test_empty_batch_does_not_call_the_library(model: Net) -> None:
     x, y = batch()
     shift = Shift(EPS)
     found, effort = as_attack(shift).run(AttackCall(model, x[:0], y[:0]))

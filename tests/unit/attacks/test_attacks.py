@@ -184,7 +184,7 @@ def test_the_model_is_restored_after_an_error(attack: BallAttack) -> None:
 
 @for_each("attack", TABLE, ids=repr)
 @for_each("context", [torch.no_grad, torch.inference_mode])
-def test_works_where_gradients_are_off(attack: BallAttack, context: type) -> None:
+def test_works_with_gradients_disabled(attack: BallAttack, context: type) -> None:
     torch.manual_seed(0)
     model = Net(3, 5)
     x, y = batch(6, 3, 6, 5, 0)
@@ -323,7 +323,7 @@ def test_confident_models_are_broken_as_well_as_others(attack: BallAttack) -> No
     assert survived[1] <= survived[0] + 1
 
 
-def test_losses_against_their_definitions() -> None:
+def test_losses_match_their_definitions() -> None:
     logits = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     other = torch.randn(5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y = torch.tensor([0, 3, 1, 2, 0])

@@ -121,7 +121,7 @@ def test_breaks_exactly_what_can_be_broken_on_a_linear_model(num_classes: int) -
 
 @pytest.mark.parametrize("version", ["standard", "plus", "rand"])
 @pytest.mark.parametrize("num_classes", [3, 12])
-def test_stages_attack_the_survivors_of_those_before(version: Any, num_classes: int) -> None:
+def test_stages_attack_survivors_of_previous_stages(version: Any, num_classes: int) -> None:
     """The same survivors, images and passes as running every stage by hand on what is left."""
     model, x = Linear(num_classes), images(30)
     y = model(x).argmax(1)

@@ -206,7 +206,7 @@ def test_a_step_of_nattack_against_the_formula(norm: Norm) -> None:
 
 @given(seed=st.integers(0, 2**16), num_classes=st.sampled_from([2, 3, 4, 10, 200]), spread=st.floats(0.1, 5.0))
 @settings(max_examples=40, deadline=None)
-def test_rewards_against_their_definitions(seed: int, num_classes: int, spread: float) -> None:
+def test_rewards_match_their_definitions(seed: int, num_classes: int, spread: float) -> None:
     random = np.random.default_rng(seed)
     logits, y = spread * random.standard_normal((3, 7, num_classes)), random.integers(num_classes, size=3)
     probabilities = np.exp(logits) / np.exp(logits).sum(2, keepdims=True)
@@ -257,7 +257,7 @@ CHEAP: list[tuple[BallAttack, int]] = [
 @for_each(("attack", "population"), CHEAP, ids=repr)
 @for_each("num_classes", [2, 3, 4, 10, 200])
 @for_each("norm", ["Linf", "L2"])
-def test_breaks_what_a_smaller_ball_already_holds(
+def test_breaks_everything_reachable_within_half_the_radius(
     attack: BallAttack, population: int, num_classes: int, norm: Norm
 ) -> None:
     """Everything that half the radius is enough for, nothing that all of it is too little for, and what it asked."""

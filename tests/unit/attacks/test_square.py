@@ -95,7 +95,7 @@ def test_windows_fit_the_image(shape: tuple[int, int, int], norm: str) -> None:
 
 
 @for_each("side", range(1, 12))
-def test_bumps_against_their_definition(side: int) -> None:
+def test_bumps_match_their_definition(side: int) -> None:
     """Two halves of opposite sign, each the sum over k = 0 … M of 1 / (n + 1 - k)² with M = n - distance."""
 
     def half(height: int, row: int, column: int) -> float:
@@ -178,7 +178,7 @@ def test_two_class_linear_model_in_linf_is_solved_exactly(seed: int) -> None:
 
 @for_each("num_classes", [2, 3, 4, 10, 200])
 @for_each("norm", ["Linf", "L2"])
-def test_breaks_what_a_smaller_ball_already_holds(num_classes: int, norm: Norm) -> None:
+def test_breaks_everything_reachable_within_half_the_radius(num_classes: int, norm: Norm) -> None:
     """Everything that half the radius is enough for, and nothing that the whole of it is too little for."""
     eps = 0.02 if norm == "Linf" else 0.15
     x = inner_images((60, 1, 6, 6), num_classes)

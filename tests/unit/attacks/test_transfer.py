@@ -171,7 +171,7 @@ def test_python_takes_the_usual_spec_and_paths() -> None:
     assert loaded.with_models(lambda spec, weights: Net()) is loaded
 
 
-def test_threat_comes_from_either() -> None:
+def test_threat_is_taken_from_transfer_or_its_attack() -> None:
     assert Transfer(substitute=Net(), attack=PGD(eps="4/255")).threat.text == "4/255"
     assert Transfer(substitute=Net(), attack=CWL2(), eps=0.5).threat == Threat.parse(0.5, "L2")
     within = Transfer(substitute=Net()).within(Threat.parse("8/255", "L2"))

@@ -132,7 +132,7 @@ def test_glass_blur_shows_a_random_neighbor(side: int, reach: int) -> None:
     assert abs(np.corrcoef(down.flatten(), right.flatten())[0, 1]) < 0.02
 
 
-def test_a_streak_against_brute_force() -> None:
+def test_streak_matches_brute_force() -> None:
     x = picture(5, 2, 9, 14)
     angle = torch.tensor([0.0, 0.6, -0.7, -2.0, 3.0], dtype=torch.float64)
     radius, sigma = 4, 2.3
@@ -229,7 +229,7 @@ def test_thicker_fog_is_rougher() -> None:
 
 
 @pytest.mark.parametrize(("height", "width", "size"), [(8, 8, 8), (9, 8, 16), (5, 30, 32)])
-def test_plasma_against_brute_force(height: int, width: int, size: int) -> None:
+def test_plasma_matches_brute_force(height: int, width: int, size: int) -> None:
     """The diamond-square algorithm, point by point, on a grid that goes round."""
     x = torch.zeros(2, 1, height, width, dtype=torch.float64)
     found = plasma(x, 4.0, ExampleNoise(5, torch.arange(2)))
@@ -368,7 +368,7 @@ def test_pixelate_equals_pillows_box_filter(height: int, width: int, severity: i
 
 @for_each("channels", [1, 3])
 @for_each(("severity", "quality"), list(enumerate((80, 65, 58, 50, 40), 1)))
-def test_jpeg_equals_that_of_pillow(severity: int, quality: int, channels: int) -> None:
+def test_jpeg_equals_pillow(severity: int, quality: int, channels: int) -> None:
     x = (picture(2, channels, 19, 30, dtype=torch.float32) * 255).round() / 255
     found = corrupt("jpeg-compression", severity, x)
     for image, result in zip(x, found, strict=True):

@@ -132,7 +132,7 @@ def test_distance_grows_with_severity(kind: str, shape: tuple[int, ...]) -> None
 
 @for_each("kind", ["defocus-blur", "glass-blur", "motion-blur", "zoom-blur", "elastic-transform"])
 @for_each("severity", SEVERITIES)
-def test_flat_images_stay_flat_where_pixels_only_move(kind: str, severity: int) -> None:
+def test_constant_images_are_unchanged_by_moving_pixels(kind: str, severity: int) -> None:
     x = torch.full((2, 3, 20, 30), 0.37, dtype=torch.float64)
     assert torch.allclose(Corruption(kind=kind, severity=severity)(x), x, atol=1e-12, rtol=0)
 

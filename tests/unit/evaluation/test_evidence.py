@@ -97,7 +97,7 @@ def test_damaged_examples_file_is_refused(tmp_path: Path) -> None:
         cw.load_report(tmp_path / "run")
 
 
-def test_the_command_says_what_is_not_a_default() -> None:
+def test_command_lists_settings_other_than_defaults() -> None:
     options = EvaluateOptions(
         model="resnet18",
         data="cifar10",
@@ -116,12 +116,12 @@ def test_the_command_says_what_is_not_a_default() -> None:
     ]
 
 
-def test_what_has_no_name_is_a_call_in_python() -> None:
+def test_objects_give_a_python_call() -> None:
     report = cw.evaluate(Brightness(), bright_and_dark(), attacks=["fgsm", cw.attacks.PGD(steps=2)], eps=0.1, seed=2)
     assert report.command == "classwise.evaluate(model, data, attacks=['fgsm', attack], eps=0.1, seed=2)"
 
 
-def test_the_command_of_a_run_makes_the_same_report_again(tmp_path: Path) -> None:
+def test_command_of_a_run_reproduces_its_report(tmp_path: Path) -> None:
     run = cw.train("digits/standard", out=tmp_path / "run", epochs=1, device="cpu")
     first = cw.evaluate(
         str(run.directory), "digits", attacks=["fgsm"], eps="0.1", per_class=5, device="cpu", out=tmp_path / "one"

@@ -86,7 +86,7 @@ def test_spread_follows_from_the_class_columns(row, column, metric, misprints):
         assert misprints[key] == pytest.approx(float(exact), abs=1e-9)
 
 
-def test_spread_misprints_are_cut_decimals_but_for_one():
+def test_misprinted_spreads_are_truncated_except_one():
     """Every odd cell is its value cut after one decimal, MCD after a subtraction in binary; one class is misprinted."""
     rows = dict(zip(ATTACK_IDS, ATTACKS, strict=True))
     for key, value in CV_MISPRINTS.items():

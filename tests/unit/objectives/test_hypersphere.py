@@ -126,7 +126,7 @@ def test_the_closed_form_solves_equation_3(probability: float, num_classes: int)
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 5, 10, 100])
-def test_scales_are_positive_and_grow_whatever_the_number_of_classes(num_classes: int) -> None:
+def test_scales_are_positive_and_grow_for_any_number_of_classes(num_classes: int) -> None:
     objective = HypersphereEmbedding(schedule="cmp", epochs=20)
     scales = [objective.scale_at(epoch, num_classes) for epoch in range(1, 25)]
     assert scales == sorted(scales)

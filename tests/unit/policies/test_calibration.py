@@ -207,7 +207,7 @@ def dafa(softmax: list[list[float]], *, lam: float = 1.0, natural: bool = True) 
     return controls
 
 
-def test_dafa_weights_the_one_cross_entropy_there_is() -> None:
+def test_dafa_weights_the_only_cross_entropy() -> None:
     """Without a natural term that is the adversarial one. Class 0 gains 1.5 · 0.4 · 0.8 = 0.48 from class 1."""
     controls = dafa([[0.6, 0.4], [0.2, 0.8]], lam=1.5, natural=False)
     assert controls.weight_adv.tolist() == pytest.approx([1.48, 0.52])

@@ -238,7 +238,7 @@ def test_permuting_classes_permutes_controls(policy: Policy, num_classes: int, n
 
 @for_each("policy", TABLE, ids=repr)
 @for_each("stop", [1, 3])
-def test_saved_state_continues_where_it_stopped(policy: Policy, stop: int) -> None:
+def test_saved_state_continues_the_sequence(policy: Policy, stop: int) -> None:
     scene = Scene(num_classes=5)
     whole, first, second = fresh(policy), fresh(policy), fresh(policy)
     expected = course(whole, scene, range(1, 7))

@@ -254,7 +254,7 @@ def test_bold_is_the_weakest_class_and_the_strongest_of_the_models() -> None:
     assert list(dict.fromkeys(bold)) == list(dict.fromkeys(map(shown, highest)))
 
 
-def test_how_far_values_may_be_off_is_said() -> None:
+def test_largest_half_width_of_the_intervals_is_stated() -> None:
     report = make_report(["ant", "bee"], each=50)
     reach = max(
         max(part.value - part.low, part.high - part.value)
@@ -305,7 +305,7 @@ def test_parquet_keeps_names_as_they_are(tmp_path: Path) -> None:
     assert names[: len(HOSTILE) + 1] == [*HOSTILE, None]
 
 
-def test_half_a_character_is_replaced() -> None:
+def test_lone_surrogate_is_replaced() -> None:
     assert plain("a\ud800b") == "a\N{REPLACEMENT CHARACTER}b"
 
 
