@@ -1,4 +1,4 @@
-"""Attacks side by side: equal work, counted, and one check for all."""
+"""Benchmark of attacks: equal work, counted passes, and one check for all results."""
 
 # B batch, K classes, N images
 
@@ -40,7 +40,7 @@ def network(seed: int = 0) -> nn.Sequential:
 
 
 class Wordy(nn.Module):
-    """Returns a dictionary, which only our library accepts."""
+    """Returns a dictionary, which only our library supports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def arena_of(model: nn.Module, **settings: Any) -> Arena:
 
 
 class HandClock:
-    """A clock that the measured work advances."""
+    """A clock that is advanced by the measured work."""
 
     now = 0.0
 

@@ -1,4 +1,4 @@
-"""The files of a bench: complete and readable."""
+"""The files of a benchmark are complete and readable."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class HandClock:
-    """A clock that the measured work advances."""
+    """A clock that is advanced by the measured work."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -28,7 +28,7 @@ class HandClock:
         return self.now
 
     def work(self, *durations: float) -> Callable[[], None]:
-        """Work whose calls take these durations in turn."""
+        """Return a function whose successive calls take these durations."""
         left = iter(durations)
 
         def run() -> None:

@@ -1,4 +1,4 @@
-"""Training side by side: the reference style equals our objectives, and the figures are right."""
+"""Benchmark of training: the reference style equals our objectives, and the numbers are correct."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read(bench: Bench) -> Any:
     ],
 )
 def test_reference_style_equals_the_objective(name: str, loss: Any, start: Start, settings: dict[str, float]) -> None:
-    """From the same noise in float64: the same loss, the same gradient of every weight."""
+    """With the same noise, in float64: equal loss, and equal gradients of every weight."""
     torch.manual_seed(0)
     body = [nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, CLASSES)]
     ours = nn.Sequential(*body).double().train()
@@ -82,7 +82,7 @@ def test_both_implementations_reach_the_same_loss() -> None:
 
 
 def test_different_training_gives_different_losses() -> None:
-    """The check can fail: with another beta the losses part."""
+    """With another beta the losses differ."""
     recipe = load_recipe("digits/trades", {"batch_size": 8, "attack.steps": 2})
     entries = []
     for beta in (6.0, 1.0):
@@ -101,7 +101,7 @@ def readings(durations: list[float]) -> Iterator[float]:
 
 
 def test_medians_by_an_injected_clock() -> None:
-    """Two steps a round; the second round begins with the other side."""
+    """Two steps per round; the second round begins with the other implementation."""
     shown = readings([50, 70, 4, 8, 14, 2, 6, 10])  # warm-up: ours, theirs; then o t, t o, o t
     found = run("digits/trades", clock=lambda: next(shown))
     ours, theirs = found.entries

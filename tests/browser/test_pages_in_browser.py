@@ -74,7 +74,7 @@ def opened(visit: Callable[..., Page], request: pytest.FixtureRequest, files: di
 
 
 def shown_bars(page: Page) -> list[str]:
-    """What the bars of the visible chart say, from the weakest class up."""
+    """Return the labels of the bars in the visible chart, from the weakest class up."""
     charts = [chart for chart in page.locator("section.first .chart").all() if chart.is_visible()]
     return [str(title) for title in charts[0].locator(".bar title").all_text_contents()]
 

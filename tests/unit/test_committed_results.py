@@ -1,4 +1,4 @@
-"""The measured results that the repository carries: their verdicts say what the documentation prints."""
+"""The committed results agree with the numbers in the documentation."""
 
 # K classes
 

@@ -32,7 +32,9 @@ EPS = THREAT.eps
 
 
 class Net(nn.Module):
-    """Batch norm and dropout: everything an attack could change. May return an output like a Hugging Face model."""
+    """A model with batch norm and dropout, whose state an attack could change. Its output may be a Hugging Face
+    output.
+    """
 
     def __init__(self, wordy: bool = False) -> None:
         super().__init__()
@@ -48,7 +50,7 @@ class Net(nn.Module):
 
 
 class Tally(torch.autograd.Function):
-    """The identity, which counts gradients per example."""
+    """The identity; counts gradients per example."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, who: Tensor, counts: Tensor) -> Tensor:
@@ -232,7 +234,9 @@ def test_other_results_raise_a_one_line_error(model: Net, result: Callable[[Tens
 
 
 def test_passes_are_counted_per_example() -> None:
-    """Against a model that counts for itself: batches that shrink, repeat, mix, and graphs used twice or not at all."""
+    """Compare with a model that counts its own passes: batches that shrink, repeat, mix, and graphs used twice or
+    never.
+    """
     model = Witness().eval()
     x, y = batch()
 

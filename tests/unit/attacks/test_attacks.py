@@ -70,7 +70,7 @@ TABLE = [
 
 
 class Net(nn.Module):
-    """Convolution, batch norm and dropout: everything an attack could change."""
+    """A model with batch norm and dropout, whose state an attack could change."""
 
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
@@ -309,7 +309,9 @@ def test_temperature_of_one_is_pgd() -> None:
 
 @pytest.mark.parametrize("attack", [PGD(eps=0.3), TemperaturePGD(eps=0.3, inv_t=300.0)], ids=repr)
 def test_confident_models_are_broken_as_well_as_others(attack: BallAttack) -> None:
-    """Multiplying the logits changes no prediction. Float32 cross-entropy would go flat and let the model survive."""
+    """Multiplying the logits changes no prediction, but float32 cross-entropy would saturate and the attack would
+    fail.
+    """
     weight = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
     x, _ = batch(100, 1, 4, 3, 0)
     survived = []

@@ -27,7 +27,7 @@ from each import for_each
 
 
 class Quadratic(nn.Module):
-    """Two logits, whose difference is x·Ax + b·x + c; it remembers how many images it saw at a time."""
+    """Two logits with difference x·Ax + b·x + c; records the number of images of each pass."""
 
     def __init__(self, square: Tensor, linear: Tensor, constant: float) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class SharedRest(nn.Module):
 
 
 def test_the_reward_first_member_ignores_other_wrong_classes() -> None:
-    """Broken where a rival has two thirds of the rest. The label's own probability says nothing about that."""
+    """An image is broken if a wrong class has two thirds of the rest. The probability of the label is uninformative."""
     model = SharedRest()
     x = torch.full((20, 1, 3, 3), 0.5, dtype=torch.float64)
     y = torch.zeros(20, dtype=torch.long)
@@ -260,7 +260,7 @@ CHEAP: list[tuple[BallAttack, int]] = [
 def test_breaks_everything_reachable_within_half_the_radius(
     attack: BallAttack, population: int, num_classes: int, norm: Norm
 ) -> None:
-    """Everything that half the radius is enough for, nothing that all of it is too little for, and what it asked."""
+    """Breaks all examples reachable within half the radius and none out of reach; the reported queries are correct."""
     eps = 0.05 if norm == "Linf" else 0.3
     x = inner_images((30, 1, 5, 4), num_classes)
     model = Linear(num_classes, 20, num_classes)
@@ -341,7 +341,7 @@ def test_models_without_gradients_are_supported(attack: BallAttack, logits: list
 
 
 def test_nattack_handles_black_and_white_pixels_in_tanh_space() -> None:
-    """They are at infinity there, but for a hair; what is gray still moves."""
+    """In tanh space, black and white pixels are almost at infinity; gray pixels still move."""
     x = torch.tensor([0.0, 1.0, 0.5, 0.5]).repeat(4).view(1, 1, 4, 4)
     model = quadratic(16, 8, curvature=0.0, constant=-100.0).float()
     attack = NAttack(eps=0.1, iterations=20, population=50)

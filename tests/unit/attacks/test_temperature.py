@@ -31,7 +31,7 @@ class Sphere(nn.Module):
 
 
 def trained(inside: float, outside: float) -> nn.Module:
-    """Adversarially trained on digits; the scale of the logits belongs to the model, or to its training alone."""
+    """A model adversarially trained on digits; the scale of the logits belongs to the model, or to training only."""
     data = load_data("digits", split="train")
     x, y = to_float(data.images), torch.from_numpy(data.labels)
     random = torch.Generator().manual_seed(0)

@@ -24,7 +24,7 @@ from each import for_each
 
 
 class Net(nn.Module):
-    """Everything that an attack could disturb."""
+    """A model with batch norm and dropout, whose state an attack could change."""
 
     def __init__(self, channels: int = 1, num_classes: int = 4, seed: int = 0) -> None:
         super().__init__()

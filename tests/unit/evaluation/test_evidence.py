@@ -1,4 +1,4 @@
-"""What a report brings along: images of the weakest class, and the command that makes it again."""
+"""Evidence in a report: images of the weakest class, and the command that reproduces it."""
 
 # B batch, C channels, H height, W width
 
@@ -24,7 +24,7 @@ from classwise.storage.files import read_json, write_json
 
 
 class Brightness(nn.Module):
-    """Class 1 where the mean is above a half: the margin is known, and how an attack has to move."""
+    """Predicts class 1 if the mean exceeds one half, so margins and attack directions are known."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_report_shows_broken_images_of_the_worst_class(tmp_path: Path) -> None:
 
 
 def test_examples_name_the_attack_that_broke_them_first() -> None:
-    """Also by a stage of a cascade: what a weak attack leaves is broken by the next."""
+    """Examples may be broken by a stage of a cascade after a weak attack has failed."""
     levels = torch.tensor([0.1, 0.1, 0.52, 0.58, 0.53, 0.57, 0.9])
     x, y = levels[:, None, None, None].expand(7, 3, 4, 4).contiguous(), (levels > 0.5).long()
     weak = "pgd:steps=1,step_size=0.05,start=zero"

@@ -32,7 +32,7 @@ def given(request):
 
 @pytest.fixture(scope="module")
 def model(given):
-    """A model as after some training: batch norms have the statistics of images. Tests leave it as it is."""
+    """A model as after some training: batch norms have statistics of images. Tests do not change it."""
     return settled(build(given), images(given, 12))
 
 
@@ -111,7 +111,7 @@ def test_hypersphere_head_returns_scaled_cosines(given):
 
 
 def test_optimized_copy_agrees_and_refreshes(given, model):
-    """Code that looks at the size of its images cannot be folded; it is that of networks without batch norms."""
+    """A model whose code depends on the image size cannot be folded; only networks without batch norm do that."""
     x = images(given, 4)
     optimized = make_optimized_copy(model, x, lowered=False)
     assert optimized is not None

@@ -1,5 +1,6 @@
-"""Every objective: losses and gradients against float64 references written here, batch-norm updates counted, no look at
-values on the host, and the same through the stand-in of the compiled step."""
+"""Every objective: losses and gradients against float64 references, counted batch-norm updates, no synchronization
+with the host, and equal results of the compiled step's model.
+"""
 
 from __future__ import annotations
 
@@ -244,7 +245,7 @@ def test_loss_and_gradient_equal_the_reference(
 def test_objectives_do_not_read_tensor_values(
     objective: Objective, passes: int, beta: float, reference: object
 ) -> None:
-    """Fake tensors have shapes and no values: whoever asks for a value gets an error, as in a graph's capture."""
+    """Fake tensors have shapes but no values: reading a value raises an error, as in a graph capture."""
     objective = bounded(objective)
     with FakeTensorMode():
         head = HypersphereHead if isinstance(objective, HypersphereEmbedding) else nn.Linear
@@ -262,7 +263,7 @@ def test_objectives_do_not_read_tensor_values(
 def test_step_model_equals_the_model(
     objective: Objective, passes: int, beta: float, reference: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plain passes and pairs, optimized and modes, without the compiler and the graph."""
+    """Separate and paired passes, with an optimized copy, without the compiler and the graph."""
     monkeypatch.setattr(compiled, "compiled", lambda function: function)
     objective = bounded(objective)
     x, y = batch()

@@ -28,7 +28,7 @@ def make_report(
     norm: str = "Linf",
     drop_verdicts: bool = False,
 ) -> ClassReport:
-    """A report from 0/1 lists that tell which examples are held, untouched (all by default) and under attack."""
+    """A report from 0/1 lists of the examples that are correct, naturally (default: all) and under attack."""
     label = np.array(labels)
     verdicts = Verdicts(
         index=np.arange(len(label)) if index is None else np.array(index),

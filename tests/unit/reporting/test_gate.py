@@ -21,7 +21,7 @@ ALPHA = 0.05
 def make_report(
     held: np.ndarray, labels: np.ndarray, first_index: int = 0, classes: list[str] = CLASSES
 ) -> ClassReport:
-    """A report where ``held`` tells which examples survive the one attack."""
+    """A report in which ``held`` says which examples survive the attack."""
     verdicts = Verdicts(
         index=first_index + np.arange(len(labels)),
         label=labels,
@@ -70,7 +70,7 @@ def test_thresholds(report, demand, passed, what, wanted):
 
 
 def test_intervals_of_what_is_measured(report):
-    """Wilson's for a share named beforehand, others where it was picked or is a distance."""
+    """Wilson's interval for a class named in advance; other intervals for a selected class or a difference."""
     demands = {"min_worst": 0, "min_average": 0, "min_class": ["fly=0"], "max_mcd": 100, "max_cv": 2500}
     found = [(check.value, check.low, check.high) for check in thresholds(report, "pgd", **demands)]
     corrected = report["pgd"].worst.corrected
@@ -115,7 +115,7 @@ def test_confident_compares_the_bound_of_the_interval(report, demand, end, step)
 
 
 def test_confident_is_never_less_strict():
-    """Where many classes agree closely, the smallest measured share may lie below the interval of the true one."""
+    """If many classes have similar accuracies, the lowest measured share may lie below the interval of the true one."""
     held = np.concatenate([np.arange(50) < count for count in (24, *[25] * 99)])
     report = make_report(held, np.repeat(np.arange(100), 50), classes=[str(label) for label in range(100)])
     worst = report["pgd"].worst
@@ -128,7 +128,7 @@ def test_confident_is_never_less_strict():
 
 @pytest.mark.parametrize(("shares", "limit"), [([0.5] * 10, 50), ([0.3, *[0.6] * 9], 30), ([0.3, 0.4, 0.5, 0.6], 30)])
 def test_a_model_at_the_limit_seldom_passes_with_confidence(shares, limit):
-    """2.5 % is promised; 4 % is left for the approximation."""
+    """The nominal rate is 2.5%; 4% allows for the approximation."""
     classes, n, times = [str(label) for label in range(len(shares))], 60, 120
     labels = np.repeat(np.arange(len(shares)), n)
     rng = np.random.default_rng(11)
@@ -217,7 +217,7 @@ LABELS = np.repeat([0, 1, 2], 1000)
 
 
 def noisy(seed: int, shares: list[float]) -> np.ndarray:
-    """Survival with given shares, an example's luck being the same in every model but for a little noise."""
+    """Survival with given shares; the difficulty of an example is equal in all models up to small noise."""
     luck = np.random.default_rng(0).random(3000)
     blur = np.random.default_rng(seed).normal(0, 0.02, 3000)
     return luck + blur < np.repeat(shares, 1000)
@@ -253,7 +253,7 @@ def test_the_same_model_passes():
 
 
 def rerun(held: np.ndarray, flips: float, rng: np.random.Generator) -> np.ndarray:
-    """The same model under other random starts: a few examples fall the other way, in both directions alike."""
+    """The same model with another random seed: a few verdicts change, in both directions equally."""
     return held ^ (rng.random(held.size) < flips)
 
 
@@ -264,7 +264,9 @@ def test_another_seed_of_the_attack_passes():
 
 @pytest.mark.parametrize("flips", [0.01, 0.1])
 def test_false_alarms_stay_within_alpha(flips):
-    """Holm keeps the rate over all classes, and the average is one more test; both count only losses, of two sides."""
+    """Holm's method controls the rate over all classes, and the average is one more test; of both, only losses
+    count.
+    """
     rng, times, alpha = np.random.default_rng(6), 100, 0.2
     alarms = 0
     for _ in range(times):

@@ -1,4 +1,4 @@
-"""A leaderboard merges seeds, compares what can be compared, and writes a site that names cannot harm."""
+"""A leaderboard merges seeds, compares comparable runs, and writes a site that is safe against malicious names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages show the report's own numbers, survive hostile names, and claim no more than the data support."""
+"""Pages show the numbers of the report, are safe against malicious names, and claim no more than the data support."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_report(
     first_index: int = 0,
     attacks: dict[str, AttackInfo] | None = None,
 ) -> ClassReport:
-    """The first ``kept[key][k]`` examples of class k survive ``key``; the others are taken for the next class."""
+    """The first ``kept[key][k]`` examples of class k survive ``key``; the others are predicted as the next class."""
     k = len(next(iter(kept.values())))
     sizes = [n] * k if isinstance(n, int) else list(n)
     label = np.repeat(np.arange(k), sizes)
@@ -512,7 +512,7 @@ def test_hostile_names_stay_text(number: int) -> None:
 
 
 def assert_only_our_script(page: Page) -> None:
-    """One at most, and the one whose digest the page's policy names: no other would run."""
+    """Require at most one script, and only the one whose digest the page's policy allows."""
     assert len(page.scripts) == len(page.all("script")) <= 1
     for script in page.scripts:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

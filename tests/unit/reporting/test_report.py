@@ -19,7 +19,7 @@ PRESENT = [0, 1, 3]  # there is no cat
 
 
 def make_verdicts(n: int = 90) -> Verdicts:
-    """Three of four classes, two attacks that break some of what is right untouched."""
+    """Three of four classes, and two attacks that break some of the naturally correct examples."""
     rng = np.random.default_rng(5)
     label = np.sort(rng.choice(PRESENT, n, p=[0.5, 0.3, 0.2]))
     natural = np.where(rng.random(n) < 0.85, label, rng.integers(0, 4, n))

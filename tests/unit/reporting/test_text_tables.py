@@ -102,7 +102,7 @@ class _Cells(HTMLParser):
 
 
 def read_markdown(text: str) -> list[list[str]]:
-    """The cells as another library renders them, where nothing but a paragraph and a table came of them."""
+    """The cells as rendered by another library, if it finds only a paragraph and a table."""
     parser = _Cells()
     parser.feed(MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(text))
     parser.close()
@@ -131,7 +131,7 @@ LATEX_TOKENS = re.compile("|".join(map(re.escape, LATEX_SIGNS)))
 
 
 def read_latex(text: str) -> list[list[str]]:
-    """The cells, read as TeX would: every command known, every brace closed."""
+    """The cells as parsed by TeX: every command is known and every brace is closed."""
     lines = [line for line in text.splitlines() if not line.startswith("%")]
     begin = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", lines[0])
     assert begin
@@ -160,7 +160,7 @@ def read_latex(text: str) -> list[list[str]]:
 
 
 def read_csv(text: str) -> list[dict[str, str]]:
-    """The rows, names as the documentation says to read them."""
+    """The rows, with names decoded as documented."""
     found = list(csv.DictReader(io.StringIO(text, newline="")))
     return [row | {name: row[name].removeprefix("'") for name in ("model", "result", "class")} for row in found]
 

@@ -73,7 +73,7 @@ def test_kernels_are_benchmarked_unless_deterministic(asked: str | None, monkeyp
 def test_step_model_has_losses_and_gradients_of_the_model(
     recipe: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Optimized copy, paired passes and modes, without compiler and graph."""
+    """Optimized copy, paired passes and modes, without the compiler and the graph."""
     monkeypatch.setattr(compiled, "compiled", lambda function: function)
     plan = plan_for(recipe, model=model)
     rows = plan.train[:8]

@@ -111,7 +111,7 @@ def test_every_phase_has_its_images_and_batches(tmp_path: Path, recipe: dict[str
 
 
 def test_imagenet_folders_at_two_sizes(tmp_path: Path, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """JPEG files in folders called by WordNet ids, as ImageNet has them; two of each class, one of them held out."""
+    """JPEG files in folders named by WordNet ids, as in ImageNet: two per class, one of them held out."""
     random = np.random.default_rng(0)
     for wnid in imagenet_classes():
         folder = tmp_path / "data" / "ILSVRC2012" / "train" / wnid
@@ -142,7 +142,7 @@ def test_equal_phases_equal_one_phase(tmp_path: Path, recipe: dict[str, Any]) ->
 def test_resumed_across_a_boundary_equals_uninterrupted(
     tmp_path: Path, recipe: dict[str, Any], stop_after: Callable[[int], Progress], steps: int
 ) -> None:
-    """Cut off in the first phase, in the first epoch of the second, and in the second epoch of the second."""
+    """Interrupted in the first phase, in the first epoch of the second, and in the second epoch of the second."""
     whole = train(recipe, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train(recipe, tmp_path / "cut", progress=stop_after(steps))
@@ -163,7 +163,7 @@ def test_random_parts_have_the_size_of_their_phase(tmp_path: Path, recipe: dict[
 
 
 def test_validation_images_are_those_of_the_phase(tmp_path: Path, recipe: dict[str, Any]) -> None:
-    """Images that are enlarged copies are judged alike; the split is one for all phases."""
+    """Images that are enlarged copies have the same predictions; the split is the same for all phases."""
     train({**recipe, "optimizer": "sgd:lr=1e-12"}, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert {tuple(line["validation"]["n"]) for line in lines} == {(3, 3, 3)}
