@@ -1,1 +1,1 @@
-"""Benchmarks: this package beside its peers, in one process, and the studies behind the figures of the docs."""
+"""Benchmarks of this package against other libraries, and the studies behind the numbers in the docs."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: this package beside its peers, measured in one run."""
+"""``python -m benchmarks``: benchmarks of this package against other libraries, in one process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from classwise.evaluation.perturbations import read_attack, read_perturbations
 from classwise.models.load import load_model
 from classwise.training.plan import make_plan
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure this package and its peers in one run.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Benchmark this package against other libraries.")
 
 Rounds = Annotated[int, typer.Option(help="Number of timed rounds, after one warm-up round.")]
 Peers = Annotated[bool, typer.Option("--peers", help="Also measure other libraries.")]
@@ -55,7 +55,7 @@ def evaluate(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Time attacks; with --peers beside torchattacks, foolbox, ART and AutoAttack, if installed."""
+    """Time attacks; with --peers also those of torchattacks, foolbox, ART and AutoAttack, if installed."""
     place = pick_device(device)
     attacks = attack or ["pgd:steps=20,start=zero"]
     if model is None and eps is None and all(read_attack(one).eps is None for one in attacks):
@@ -88,12 +88,12 @@ def train(
     override: Annotated[list[str] | None, typer.Option("-o", "--override", help="key=value; may be repeated.")] = None,
     steps: Annotated[int, typer.Option(help="Training steps per round.")] = 10,
     rounds: Rounds = 5,
-    peers: Annotated[bool, typer.Option("--peers", help="Also measure the style of published code.")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="Also measure code in the style of published code.")] = False,
     device: Device = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Time training steps; with --peers beside TRADES or Madry in plain PyTorch, in the style of published code."""
+    """Time training steps; with --peers also TRADES or Madry in plain PyTorch, in the style of published code."""
     changes = parse_overrides(override or [])
     read = load_recipe(recipe, changes)
     plan = make_plan(read, pick_device(device), ConsoleProgress())
@@ -115,19 +115,19 @@ def train(
 @app.command("growth")
 @guarded
 def growth(rounds: Rounds = 5, device: Device = None, out: Out = None, as_json: Json = False) -> None:
-    """Fit how time and memory of an attack grow with images, classes, image size and steps."""
+    """Fit the growth of an attack's time and memory with images, classes, image size and steps."""
     place = pick_device(device)
     _finish(lambda: bench_growth(place, rounds=rounds, progress=ConsoleProgress()), out, as_json)
 
 
 def _subject(model: str | None, weights: Path | None, data: str | None) -> tuple[nn.Module, ImageSet, str]:
-    """The model, the images, and the name of the model."""
+    """Return the model, the images, and the name of the model."""
     if model is None and (weights is not None or data is not None):
-        raise InputError("--weights and --data go with --model: without it a small network is trained on digits")
+        raise InputError("--weights and --data require --model; without it, a small network is trained on digits")
     if model is None:
         return digits_net(), load_data("digits", split="test"), "digits-cnn"
     if data is None:
-        raise InputError(f"model {model!r} needs --data: the images to attack")
+        raise InputError(f"model {model!r} requires --data, the images to attack")
     images = load_data(data, split="test", progress=ConsoleProgress())
     classes = None if images.classes is None else len(images.classes)
     loaded = load_model(model, weights=weights, num_classes=classes, in_channels=images.images.shape[1])

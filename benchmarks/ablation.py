@@ -5,9 +5,9 @@
     python -m benchmarks.ablation train --batch-size 128
 
 Variants of an evaluation run interleaved in one process, with one warm-up round; the table shows the median (min-max)
-and the robust accuracy, because an optimization may cost strength. Training steps run on random images, so only their
-time counts. Each training variant runs in its own process, because cuDNN keeps its choice of kernels for the lifetime
-of a process.
+and the robust accuracy, because an optimization may weaken the attack. Training steps run on random images, so only
+their time counts. Each training variant runs in its own process, because cuDNN keeps its choice of kernels for the
+lifetime of a process.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ Switch = Callable[[], Any]
 
 
 def changed(place: Any, name: str, value: Any) -> Switch:
-    """Switch an optimization off by replacing a name."""
+    """Return a switch that turns an optimization off by replacing an attribute."""
     return lambda: mock.patch.object(place, name, value)
 
 
 @contextmanager
 def float32_body() -> Iterator[None]:
-    """The optimized copy without bfloat16."""
+    """Build the optimized copy without bfloat16."""
     plain = optimized_copy.make_optimized_copy
     with mock.patch.object(optimized_copy, "make_optimized_copy", lambda model, x, **_: plain(model, x, lowered=False)):
         yield
 
 
 def never(layer: Any) -> bool:
-    """No layer qualifies."""
+    """Return False for every layer."""
     return False
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is switched off, and how."""
+    """A configuration with some optimizations switched off."""
 
     name: str
     switches: tuple[Switch, ...] = ()
@@ -124,19 +124,19 @@ def evaluation(model: str, weights: str | None, eps: str, per_class: int | None,
 
 
 def median(values: list[float]) -> str:
-    """Median (min-max)."""
+    """Format the median with the range, as in ``1.00 (0.90-1.10)``."""
     found = spread(values)
     return f"{found['median']:.2f} ({found['low']:.2f}-{found['high']:.2f})"
 
 
-def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile nothing."""
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function without compiling it."""
     return function
 
 
 TRAINING = (
     Variant("all optimizations"),
-    Variant("no torch.compile", (changed(compiled, "compiled", as_it_is),)),
+    Variant("no torch.compile", (changed(compiled, "compiled", uncompiled),)),
     Variant("two passes instead of a pair", (changed(compiled.StepModel, "both", None),)),
     Variant("no folding in the attack", (changed(optimized_copy, "_WAYS", ("as it is",)),)),
     Variant("no fused kernels in the attack", (changed(optimized_copy, "_WAYS", ("folded", "as it is")),)),
@@ -148,7 +148,7 @@ TRAINING = (
         "first layer in float32, not in two halves",
         (changed(optimized_copy, "can_split_input", never), changed(model_views, "can_split_input", never)),
     ),
-    Variant("kernels by cuDNN's guess", (changed(compiled, "kernels_by_trial", nullcontext),)),
+    Variant("kernels selected by cuDNN's heuristic", (changed(compiled, "benchmarked_kernels", nullcontext),)),
     Variant("logits by cuBLAS", (changed(optimized_copy, "FEW_OUTPUTS", 0),)),
     Variant("no fused losses and steps", (changed(compiled, "fusing", nullcontext),)),
     Variant("float32", engine="fp32"),
@@ -168,7 +168,7 @@ def training(batch_size: int, steps: int, model: str, only: list[str]) -> None:
 
 
 def step_time(name: str, batch_size: int, steps: int, model: str) -> tuple[float, float]:
-    """Seconds of a step in one variant, and of its warm-up."""
+    """Return the seconds of a step in one variant, and those of its warm-up."""
     (variant,) = (variant for variant in TRAINING if variant.name == name)
     changes = {"fp32": {"precision": "fp32"}, "eager": {"engine": "eager"}}.get(variant.engine, {})
     if variant.engine == "eager-bf16":
@@ -194,12 +194,12 @@ def step_time(name: str, batch_size: int, steps: int, model: str) -> tuple[float
 
 
 def chosen(variants: tuple[Variant, ...], only: list[str]) -> list[Variant]:
-    """Variants whose names contain one of some words; all without words."""
+    """Return the variants whose names contain one of the words; without words, all variants."""
     return [variant for variant in variants if not only or any(word in variant.name for word in only)]
 
 
 def noise(split: str = "train") -> tuple[np.ndarray, np.ndarray]:
-    """Random images."""
+    """Return random images with labels."""
     rng = np.random.default_rng(0)
     return rng.integers(0, 256, (1000, 3, 32, 32), dtype=np.uint8), np.arange(1000) % 10
 
@@ -209,13 +209,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["evaluate", "train"])
     parser.add_argument("--weights")
-    parser.add_argument("--eps", default="8/255", help="of an evaluation")
+    parser.add_argument("--eps", default="8/255", help="radius (evaluate)")
     parser.add_argument("--per-class", type=int)
-    parser.add_argument("--rounds", type=int, default=3, help="of an evaluation, after one to warm up")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds after a warm-up round (evaluate)")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--only", nargs="*", default=[], help="words in the names of variants")
+    parser.add_argument("--only", nargs="*", default=[], help="only variants whose names contain one of these words")
     given = parser.parse_args()
     if given.what == "evaluate":
         evaluation(given.model, given.weights, given.eps, given.per_class, given.rounds, given.only)

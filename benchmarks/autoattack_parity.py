@@ -1,4 +1,4 @@
-"""AutoAttack and its four attacks: verdicts of ours and of ``pyautoattack``, a fork of the authors' code.
+"""Agreement of our AutoAttack and its four attacks with ``pyautoattack``, a fork of the authors' code.
 
 Each attack runs alone on the images that the model classifies correctly, and the standard ensemble runs as a whole.
 Both run in the same evaluation: same images, same check of every result, float32.
@@ -26,7 +26,7 @@ PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 
 
 def theirs(model: torch.nn.Module, parts: tuple[str, ...]) -> Any:
-    """An attack object of the fork with one restart per attack, as in the standard ensemble."""
+    """Return an attack object of the fork with one restart per attack, as in the standard ensemble."""
     from pyautoattack import AutoAttack  # type: ignore[import-untyped]
 
     logging.disable()
@@ -38,7 +38,7 @@ def theirs(model: torch.nn.Module, parts: tuple[str, ...]) -> Any:
 
 
 def row(name: str, reports: list[ClassReport]) -> str:
-    """Agreement on one attack, and the seconds of each."""
+    """Return the table row of one attack: agreement of the verdicts, and the seconds of both."""
     tables = [report.verdicts for report in reports if isinstance(report.verdicts, Verdicts)]
     ours, other = (table.survived() for table in tables)
     label = tables[0].label

@@ -1,11 +1,11 @@
-"""Hypersphere embeddings with the logits of published code: bare cosines, without the scale of training.
+"""Hypersphere embeddings with the logits of published code: cosines without the scale used in training.
 
     python -m benchmarks.digits_study --out runs/study --methods madry he he-lis he-cmp
     python -m benchmarks.bare_cosines --runs runs/study
 
 PGD on the cross-entropy of cosines is weak; Temperature-PGD multiplies them by 1/T and is strong (Tian et al. 2021,
-Tables 5 and 6). The table shows means over the seeds, average / worst class, for the scaled logits, which our models
-return, and for the bare ones; the last column counts the runs whose report warns that PGD overrates the model.
+Tables 5 and 6). The table shows means over the seeds, average / worst class, for scaled logits, which our models
+return, and for cosines; the last column counts the runs whose report warns that PGD overestimates robustness.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TEMPERATURES = (2, 5, 10, 50, 100, 300)
 WARNINGS = {"unsure", "smooth-output"}
 
 
-def stripped(model: nn.Module) -> bool:
-    """Set the scale of the cosines to one, in place; False if the model has no hypersphere head."""
+def remove_scale(model: nn.Module) -> bool:
+    """Set the scale of the cosines to one, in place; return False if the model has no hypersphere head."""
     heads = [part for part in model.modules() if isinstance(part, HypersphereHead)]
     for head in heads:
         head.scale.fill_(1.0)
@@ -48,7 +48,7 @@ def main() -> None:
             reports = []
             for run in sorted((given.runs / method).glob("seed-*")):
                 model = load_model(str(run)).eval()
-                if not bare or stripped(model):
+                if not bare or remove_scale(model):
                     reports.append(cw.evaluate(model, given.data, attacks=["pgd:steps=20", *grid], eps=given.eps))
             if not reports:
                 continue

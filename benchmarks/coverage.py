@@ -1,13 +1,14 @@
-"""Coverage of the interval of the worst class: how often it contains the lowest true class accuracy, by simulation.
+"""Simulated coverage of the interval of the worst class: how often it contains the lowest true class accuracy.
 
     python benchmarks/coverage.py --times 2000          # half an hour on one CPU core
     python benchmarks/coverage.py --times 500 --classes 10 --per-class 1000
 
 For each number of classes, class size and shape of the true accuracies, data sets are drawn from binomials and
-``classwise.metrics`` computes its 95% intervals. Compared are Wilson's interval of the lowest measured class, as if it
-had been chosen beforehand; the former construction (``bootstrap_shift``); and the selection-corrected interval of
-``worst_class``, for which the columns low and high count intervals entirely above and entirely below the truth.
-MCD and CV are the share of data sets whose upper limit, on which a gate decides, is not below the truth.
+``classwise.metrics`` computes its 95% intervals. Three intervals are compared: Wilson's interval of the lowest measured
+class, as if it had been chosen beforehand; the earlier construction (``bootstrap_shift``); and the selection-corrected
+interval of ``worst_class``, for which the columns low and high count intervals entirely above and entirely below the
+true value. MCD and CV are the shares of data sets whose upper limit, which ``classwise check`` uses, is not below the
+true value.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SHAPES: dict[str, Callable[[int], np.ndarray]] = {
 
 
 def bootstrap_shift(correct: np.ndarray, n: np.ndarray, draws: int = 2000) -> tuple[float, float]:
-    """The former construction: Wilson's interval of the lowest class, its upper limit raised by a bootstrapped bias."""
+    """Return the earlier construction: Wilson's interval of the lowest class, upper limit plus a bootstrapped bias."""
     share = correct / n
     low, high = wilson(correct[share.argmin()], n[share.argmin()])
     noise, spread = float(np.mean(share * (1 - share) / n)), float(np.var(share, ddof=1))
@@ -40,7 +41,7 @@ def bootstrap_shift(correct: np.ndarray, n: np.ndarray, draws: int = 2000) -> tu
 
 
 def simulate(accuracies: np.ndarray, per_class: int, times: int, seed: int = 1) -> dict[str, float]:
-    """Shares of the data sets in percent."""
+    """Return the shares of covered data sets in percent, by construction."""
     n = np.full(accuracies.size, per_class)
     lowest, gap, variance = accuracies.min(), np.ptp(accuracies), np.var(accuracies)
     seen = []

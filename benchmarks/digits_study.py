@@ -2,7 +2,7 @@
 
     python benchmarks/digits_study.py --out runs/study --workers 2
 
-Finished runs are kept, so a second call continues. The table is printed and written to OUT/study.md.
+Finished runs are reused, so a second call continues. The table is printed and written to OUT/study.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST = ("standard", "trades")
 
 
 def finished(out: Path) -> dict[str, Any] | None:
-    """The report of a finished run."""
+    """Return the report of a finished run."""
     path = out / "report.json"
     return json.loads(path.read_text()) if path.exists() else None
 
@@ -51,7 +51,7 @@ def make(root: Path, method: str, seed: int) -> None:
 
 
 def rows(root: Path, methods: list[str], seeds: list[int]) -> list[list[str]]:
-    """One row per method: mean and standard deviation over the seeds."""
+    """Return one row per method with mean and standard deviation over the seeds."""
     reports = {m: [r for s in seeds if (r := finished(root / m / f"seed-{s}"))] for m in methods}
     made = []
     for method in sorted(methods, key=lambda m: -_mean([_of(r, "pgd", "worst") for r in reports[m]])):

@@ -1,8 +1,8 @@
-"""Attacks side by side: ours and the same attack by other libraries, on the same model, images, start and budget.
+"""Benchmark of attacks against the same attacks of other libraries, with equal model, images, start and budget.
 
-Every contender attacks all images, also those that the model misclassifies, and every result passes the same check.
-Our ensembles (attacks with stages or variants) run as a whole call of ``classwise.evaluate``, trust checks included;
-their passes are those of the report.
+Every contender attacks all images, including those that the model misclassifies, and all results are checked in the
+same way. Our ensembles (attacks with stages or variants) run as a whole call of ``classwise.evaluate``, including the
+trust checks; their passes are those of the report.
 """
 
 # B batch, K classes, N images
@@ -27,7 +27,7 @@ from classwise.attacks import BallAttack
 from classwise.attacks.adapters.call import untouched
 from classwise.core.choices import EngineName
 from classwise.core.errors import InputError
-from classwise.core.model_calls import blamed_on_the_model, device_of, dtype_of, exact, logits_of
+from classwise.core.model_calls import device_of, dtype_of, exact, logits_of, model_errors
 from classwise.core.pass_counter import Passes
 from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
@@ -39,9 +39,9 @@ from classwise.storage.run_directory import versions
 
 
 class Plain(nn.Module):
-    """A model as any library takes it: plain logits in the type of the images.
+    """A model that every library accepts: it returns plain logits in the dtype of the images.
 
-    It is no Sequential, whose layers ART would call one by one, past the hooks that count passes.
+    Not a Sequential, because ART would call its layers one by one and bypass the hooks that count passes.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -54,7 +54,7 @@ class Plain(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """Images that stay correct, and results outside the ball; the passes, if an evaluation has counted them."""
+    """Numbers of robust images and of results outside the ball; the passes, if an evaluation has counted them."""
 
     robust: int
     rejected: int
@@ -63,11 +63,11 @@ class Judged:
 
 @dataclass(kw_only=True)
 class Arena:
-    """The model, the images and the threat that all contenders share, and the check of what they return."""
+    """The model, images and threat that all contenders share, and the check of their results."""
 
     model: nn.Module
     images: ImageSet
-    """Only those that take part."""
+    """The images to attack."""
     index: Tensor
     """(N,) their positions in the data set."""
     x: Tensor
@@ -82,18 +82,18 @@ class Arena:
 
     def __post_init__(self) -> None:
         self.plain = Plain(self.model).eval()
-        with blamed_on_the_model("on clean images"):
+        with model_errors("on natural images"):
             self.natural = self.correct(self.x)
 
     def correct(self, x: Tensor) -> Tensor:
-        """(N,) bool: which images get their label, in float32."""
+        """Return whether each image is classified correctly, (N,) bool, in float32."""
         with torch.no_grad(), exact(x.device):
             logits = torch.cat([self.plain(batch) for batch in torch.split(x, self.batch_size)])
         self.num_classes = logits.shape[1]
         return logits.argmax(1) == self.y
 
     def judge(self, found: Tensor | Judged) -> Judged:
-        """Check the attacked images. One outside the ball counts as its original."""
+        """Check the attacked images. An image outside the ball is replaced by its original."""
         if isinstance(found, Judged):
             return found
         if found.shape != self.x.shape:
@@ -104,7 +104,7 @@ class Arena:
         return Judged(robust=int((self.natural & correct).sum()), rejected=int((~inside).sum()))
 
     def ours(self, attack: Any) -> tuple[Callable[[], Tensor | Judged], list[nn.Module]]:
-        """Our attack on all images, and the modules through which it calls the model."""
+        """Return a function that runs our attack on all images, and the modules through which it calls the model."""
         if attack.variants() or attack.stages(self.num_classes):
             return partial(self._evaluated, attack), []
         searched = search_model(self.model, self.x, self.engine) if isinstance(attack, BallAttack) else self.model
@@ -112,7 +112,7 @@ class Arena:
 
     def _attacked(self, attack: Any, searched: nn.Module) -> Tensor:
         batches = torch.split(torch.arange(len(self.x), device=self.x.device), self.batch_size)
-        with blamed_on_the_model("under attack"):
+        with model_errors("under attack"):
             return torch.cat(
                 [
                     attack(searched, self.x[rows], self.y[rows], generator=ExampleNoise(self.seed, self.index[rows]))
@@ -154,7 +154,7 @@ def bench_evaluation(
     clock: Clock | None = None,
     progress: Progress = SILENT,
 ) -> Bench:
-    """Measure every attack of a suite, with ``peers`` beside the same attack by every library that is installed.
+    """Measure every attack of a suite, with ``peers`` also the same attack of every installed library.
 
     ``name`` is the name of the model; ``count`` evenly spaced images are attacked.
     """
@@ -163,7 +163,7 @@ def bench_evaluation(
         if number < 1:
             raise InputError(f"{what} must be at least 1, got {number}")
     if suite.corruptions or not suite.attacks:
-        raise InputError("a bench measures one or several attacks, and no corruptions")
+        raise InputError("a benchmark measures one or several attacks; corruptions are not supported")
     model.eval()
     rows = np.linspace(0, len(images) - 1, min(count, len(images)), dtype=np.int64)
     x, y, index = next(ordered(images, rows, len(rows), device_of(model)))
@@ -220,7 +220,7 @@ def bench_attack(
     task: str = "bench",
     progress: Progress = SILENT,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """One attack by every contender, and a line for each library that is left out."""
+    """Measure one attack of every contender; also return a line for each library that is left out."""
     run, modules = arena.ours(attack)
     runs, watched = {OURS: run}, {OURS: modules}
     left_out: list[str] = []
@@ -244,7 +244,7 @@ def bench_attack(
 
 
 def entries_of(measured: dict[str, Measured[Judged]], n: int) -> list[dict[str, Any]]:
-    """The measurements of contenders for ``bench.json``; ratios are relative to the first."""
+    """Return the measurements of contenders for ``bench.json``; ratios are relative to the first."""
     ours = spread(next(iter(measured.values())).seconds)["median"]
     return [
         {
@@ -264,7 +264,7 @@ def entries_of(measured: dict[str, Measured[Judged]], n: int) -> list[dict[str, 
 
 
 def present(content: dict[str, Any]) -> Bench:
-    """Tables and bars of a bench of attacks."""
+    """Return the tables and bars of a benchmark of attacks."""
     threat = f"{content['threat']['norm']} eps = {content['threat']['eps_text']}"
     about = (
         f"{content['model']}, {content['images']} images of {content['data']} in batches of {content['batch_size']}, "

@@ -31,7 +31,7 @@ MEMORY_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a run."""
+    """The size of one measured run."""
 
     images: int = 64
     classes: int = 10
@@ -45,12 +45,12 @@ class Size:
 
 
 def base_of(device: torch.device) -> Size:
-    """A size that keeps the device busy: on an idle GPU small and large runs take equally long."""
+    """Return a size that keeps the device busy; on an idle GPU, small and large runs take equally long."""
     return Size() if device.type == "cpu" else Size(images=4096, steps=10, width=64, batch=2048)
 
 
 def sizes_of(base: Size) -> dict[str, list[int]]:
-    """Values of each field that is varied while the others keep their value."""
+    """Return the values of each field that is varied while the others are fixed."""
     return {
         "images": [base.images * times // 2 for times in (1, 2, 4, 8)],
         "classes": [10, 100, 1000],
@@ -110,7 +110,7 @@ def bench_growth(
 def entry(
     quantity: str, sizes: Sequence[int], times: Sequence[Sequence[float]], peaks: Sequence[Sequence[int | None]]
 ) -> dict[str, Any]:
-    """The measurements of one quantity with their slopes; each size has one list of measurements."""
+    """Return the measurements of one quantity with their slopes; each size has one list of measurements."""
     known = [[peak for peak in several if peak is not None] for several in peaks]
     return {
         "quantity": WORDS.get(quantity, quantity),
@@ -123,7 +123,7 @@ def entry(
 
 
 def slope(sizes: Sequence[float], measured: Sequence[Sequence[float]]) -> dict[str, float] | None:
-    """The exponent p of measured ~ size^p with its 95% interval; None if a size has no positive measurement.
+    """Return the exponent p of measured ~ size^p with its 95% interval; None if a size has no positive measurement.
 
     >>> slope([10, 100], [[3.0, 3.0], [300.0, 300.0]])
     {'value': 2.0, 'low': 2.0, 'high': 2.0}
@@ -138,7 +138,7 @@ def slope(sizes: Sequence[float], measured: Sequence[Sequence[float]]) -> dict[s
 
 
 def present(content: dict[str, Any]) -> Bench:
-    """Table and bars of a bench of growth."""
+    """Return the table and bars of a benchmark of growth."""
     base = ", ".join(f"{name} {size}" for name, size in content["base"].items())
     rows = [
         [
@@ -163,7 +163,7 @@ def present(content: dict[str, Any]) -> Bench:
 
 
 def _slope(found: dict[str, float] | None) -> str:
-    """A slope with its interval; adding 0.0 turns -0.0 into 0.0."""
+    """Format a slope with its interval; adding 0.0 turns -0.0 into 0.0."""
     if found is None:
         return "–"
     value, low, high = (f"{round(found[key], 2) + 0.0:.2f}" for key in ("value", "low", "high"))
@@ -171,7 +171,7 @@ def _slope(found: dict[str, float] | None) -> str:
 
 
 def synthetic(size: Size, device: torch.device) -> tuple[nn.Module, Tensor, Tensor]:
-    """A random network, and random images with labels."""
+    """Return a random network, and random images with labels."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(
@@ -189,7 +189,7 @@ def synthetic(size: Size, device: torch.device) -> tuple[nn.Module, Tensor, Tens
 
 
 def attack_synthetic(size: Size, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Our PGD, batch by batch."""
+    """Run our PGD batch by batch."""
     attack = PGD(eps=EPS, steps=size.steps, start="zero")
     return torch.cat(
         [attack(model, *some) for some in zip(torch.split(x, size.batch), torch.split(y, size.batch), strict=True)]
@@ -197,7 +197,7 @@ def attack_synthetic(size: Size, model: nn.Module, x: Tensor, y: Tensor) -> Tens
 
 
 def _peaks(runs: Mapping[str, Callable[[], Tensor]], device: torch.device) -> dict[str, list[int | None]]:
-    """Peak memory of every run; nothing if interrupted in the first round."""
+    """Return the peak memory of every run; nothing if interrupted in the first round."""
 
     def peak_of(run: Callable[[], Tensor]) -> int | None:
         with peak_memory(device) as peak:

@@ -3,9 +3,9 @@
     python benchmarks/learning.py --out runs/learning
     python benchmarks/learning.py --recipe digits/trades --out runs/learning -o epochs=10
 
-Training is short, on a part of the images, with a cyclic learning rate: with a constant high rate the last steps decide
-and seeds differ too much. The last epoch is evaluated by PGD-20 on all test images. Finished runs are kept, so a second
-call continues.
+Training is short, on a subset of the images, with a cyclic learning rate; with a constant high rate, the result depends
+on the last steps and the seeds differ too much. The last epoch is evaluated by PGD-20 on all test images. Finished runs
+are reused, so a second call continues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ATTACK = "pgd:steps=20"
 
 
 def learned(root: Path, recipe: Recipe, seeds: list[int], workers: int) -> list[cw.ClassReport]:
-    """One report per seed; missing runs are trained."""
+    """Return one report per seed; missing runs are trained."""
     runs = {root / f"seed-{seed}": load_recipe(recipe, {"seed": seed}) for seed in seeds}
     missing: dict[str | Path, str | Path | Recipe] = {out: run for out, run in runs.items() if not _ended(out)}
     if missing:
@@ -56,7 +56,7 @@ def _ended(run: Path) -> bool:
 
 
 def table(reports: Mapping[str, list[cw.ClassReport]]) -> str:
-    """Averages of every seed, and each class over the seeds."""
+    """Return a table with the averages of every seed, and each class over the seeds."""
     rows = [["", "natural by seed", "PGD-20 by seed", "every class, mean ± standard deviation"]]
     rows.append(["---"] * len(rows[0]))
     for way, own in reports.items():
@@ -66,12 +66,12 @@ def table(reports: Mapping[str, list[cw.ClassReport]]) -> str:
 
 
 def classes(reports: list[cw.ClassReport]) -> list[list[float]]:
-    """Robust accuracies of each class by seed."""
+    """Return the robust accuracies of each class by seed."""
     return [list(values) for values in zip(*([one.value for one in r["pgd"].by_class] for r in reports), strict=True)]
 
 
 def standard_errors(one: list[float], other: list[float]) -> float:
-    """Difference of two means in standard errors (Welch's t)."""
+    """Return the difference of two means in standard errors (Welch's t)."""
     error = sqrt(stdev(one) ** 2 / len(one) + stdev(other) ** 2 / len(other))
     difference = abs(mean(one) - mean(other))
     return difference / error if error else 0.0 if not difference else float("inf")
@@ -82,9 +82,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--recipe", default="cifar10/trades")
-    parser.add_argument("-o", "--override", action="append", default=[], help="key=value of the recipe")
+    parser.add_argument("-o", "--override", action="append", default=[], help="recipe setting as key=value")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--workers", type=int, default=1, help="seeds trained at a time, each in its own process")
+    parser.add_argument("--workers", type=int, default=1, help="number of processes, each of which trains one seed")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     given = parser.parse_args()
     if len(given.seeds) < 2:
@@ -96,7 +96,7 @@ def main() -> None:
     if len(reports) == 2:
         one, other = (classes(own) for own in reports.values())
         far = [standard_errors(*pair) for pair in zip(one, other, strict=True)]
-        print("standard errors between the two, class by class: " + " ".join(f"{value:.1f}" for value in far))
+        print("difference in standard errors, by class: " + " ".join(f"{value:.1f}" for value in far))
 
 
 if __name__ == "__main__":

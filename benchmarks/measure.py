@@ -1,7 +1,7 @@
 """Time in interleaved rounds, passes through a model, and peak memory.
 
-Every contender runs once a round, and each round begins with the next contender. Whatever changes on a machine from
-minute to minute then affects all of them alike.
+Every contender runs once per round, and each round begins with the next contender, so that changes of a machine over
+time affect all contenders equally.
 """
 
 # B batch
@@ -39,14 +39,14 @@ STATM = Path("/proc/self/statm")
 
 @dataclass(slots=True)
 class Peak:
-    """The most memory in use beyond what was in use before, in bytes; None where it is unknown."""
+    """Peak memory in bytes above the memory in use before; None if unknown."""
 
     bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured(Generic[M]):
-    """A contender: the warm-up round, and the seconds of every complete round after it."""
+    """Measurements of a contender: the warm-up round, and the seconds of every complete round after it."""
 
     result: M
     warm_up: float
@@ -70,7 +70,7 @@ def compete(
     """Measure contenders by a warm-up round and ``rounds`` timed ones.
 
     The warm-up round counts the passes through ``modules`` and the memory, and ``check`` reads its result. A contender
-    of ``optional`` that fails in it is left out; the second value holds one line for each.
+    in ``optional`` that fails in it is left out; the second return value has one line for each.
     """
     check_rounds(rounds)
     clock = clock or clock_of(device)
@@ -81,7 +81,7 @@ def compete(
             with peak_memory(device) as peak, count_passes(*(modules or {}).get(name, ())) as passes:
                 seconds, result = timed(clock, runs[name])
             return Measured(result=check(result), warm_up=seconds, passes=passes, peak_bytes=peak.bytes)
-        except Exception as error:  # foreign code may raise anything
+        except Exception as error:  # third-party code may raise anything
             if name not in optional:
                 raise
             notes.append(f"{name} is left out: {one_line(error, 120)}")
@@ -124,7 +124,7 @@ def interleave(
 
 
 def timed(clock: Clock, run: Callable[[], T]) -> tuple[float, T]:
-    """Seconds and result of a run, after collecting the young garbage of the run before."""
+    """Return the seconds and result of a run, after collecting the young garbage of the previous run."""
     gc.collect(1)
     began = clock()
     result = run()
@@ -132,7 +132,7 @@ def timed(clock: Clock, run: Callable[[], T]) -> tuple[float, T]:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The clock for work on a device."""
+    """Return the clock for work on a device."""
     if device.type != "cuda":
         return time.perf_counter
 
@@ -144,7 +144,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Median, least and greatest of several measurements, and all of them in order."""
+    """Return the median, minimum and maximum of several measurements, and all of them in order."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values), "values": list(values)}
 
 
@@ -156,7 +156,7 @@ def check_rounds(rounds: int) -> None:
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Measure how far memory grows: what torch allocates on a GPU, else the resident memory of this process.
+    """Measure the growth of memory: memory allocated by torch on a GPU, else the resident memory of this process.
 
     Resident memory is read every two milliseconds by a thread, where the system has ``/proc/self/statm``.
     """
@@ -172,7 +172,7 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
     if not STATM.exists():
         yield peak
         return
-    with suppress(AttributeError, OSError, TypeError):  # GNU only; memory that is free but held would hide the growth
+    with suppress(AttributeError, OSError, TypeError):  # glibc only; freed but unreturned memory would hide the growth
         ctypes.CDLL(None).malloc_trim(0)
     before = highest = _resident_bytes()
     done = threading.Event()
@@ -193,6 +193,6 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
 
 
 def _resident_bytes() -> int:
-    """Resident bytes without the pages of files: the code of a library is not memory that a run needs."""
+    """Return the resident bytes without pages of files, because library code is not memory used by a run."""
     resident, shared = map(int, STATM.read_text(encoding="ascii").split()[1:3])
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

@@ -19,7 +19,7 @@ from classwise.models import digits_cnn, small_cnn
 
 
 def digits_net() -> nn.Module:
-    """The digits network; PGD at eps = 0.2 breaks some images and not others."""
+    """The digits network. PGD at eps = 0.2 breaks some of the images."""
     torch.manual_seed(0)
     attack = PGD(eps="0.2", steps=3)
     return trained(digits_cnn(), "digits", attack, images=1000, epochs=6, batch_size=64, lr=5e-3)
@@ -33,7 +33,7 @@ def mnist_small_cnn(num_classes: int = 10, in_channels: int = 1) -> nn.Module:
 
 
 def cifar10_tiny_cnn(num_classes: int = 10, in_channels: int = 3) -> nn.Module:
-    """Three convolutions: small enough for an ensemble of attacks on thousands of images."""
+    """A network of three convolutions, small enough for an ensemble of attacks on thousands of images."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(a, b, 4, stride=2, padding=1) for a, b in ((in_channels, 24), (24, 48), (48, 48))]
     body = [part for layer in layers for part in (layer, nn.ReLU())]
@@ -44,7 +44,7 @@ def cifar10_tiny_cnn(num_classes: int = 10, in_channels: int = 3) -> nn.Module:
 def trained(
     model: nn.Module, data: str, attack: PGD, *, images: int, epochs: int, batch_size: int = 150, lr: float = 1e-3
 ) -> nn.Module:
-    """Train as Madry et al. 2018, with a radius that grows over the first half."""
+    """Train as Madry et al. (2018), with a radius that grows over the first half of training."""
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     batches = Batches(
         load_data(data, split="train"),

@@ -1,7 +1,7 @@
-"""The same attack by other libraries, called as their users call them. Each library is imported on first use.
+"""The same attacks in other libraries, through their public interfaces. Each library is imported on first use.
 
 A peer is a function ``attack(model, x, y, threat)`` that returns the attacked images. The model is in evaluation mode
-and its parameters require gradients: a library that computes the gradients of the weights at every step pays for them.
+and its parameters require gradients, so the time includes gradients of the weights if a library computes them.
 """
 
 # B batch, N images
@@ -37,7 +37,7 @@ DISTRIBUTIONS = {"art": "adversarial-robustness-toolbox"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Our attack, whose settings a peer takes over, and what else a library must know."""
+    """Our attack, whose settings are passed to the peers, and further arguments of a library."""
 
     attack: Any
     num_classes: int
@@ -46,7 +46,7 @@ class Settings:
 
 
 def peers_of(settings: Settings) -> tuple[dict[str, Attack], list[str]]:
-    """Every library that has this attack, and one line for each that is left out."""
+    """Return every library that has this attack, and one line for each that is left out."""
     names = {kind: name for name, kind in ATTACKS.items()}
     known = PEERS.get(names.get(type(settings.attack), ""), {})
     found: dict[str, Attack] = {}
@@ -56,8 +56,8 @@ def peers_of(settings: Settings) -> tuple[dict[str, Attack], list[str]]:
             notes.append(f"{name} is left out: not installed")
         elif isinstance(settings.attack, PGD) and not _is_plain(settings.attack):
             notes.append(
-                f"{name} is left out: its PGD is untargeted, on cross-entropy, without restarts, "
-                "with a start that is zero or uniform"
+                f"{name} is left out: its PGD supports only untargeted cross-entropy, no restarts, "
+                "and a zero or uniform start"
             )
         else:
             found[name] = partial(_called, attack, settings)
@@ -65,7 +65,7 @@ def peers_of(settings: Settings) -> tuple[dict[str, Attack], list[str]]:
 
 
 def version_of(name: str) -> str | None:
-    """The installed version of a library."""
+    """Return the installed version of a library."""
     try:
         return importlib.metadata.version(DISTRIBUTIONS.get(name, name))
     except importlib.metadata.PackageNotFoundError:
@@ -80,7 +80,7 @@ def _is_plain(attack: PGD) -> bool:
 def _called(
     attack: Callable[..., Tensor], settings: Settings, model: nn.Module, x: Tensor, y: Tensor, threat: Threat
 ) -> Tensor:
-    """Call a library without its output, from the same random state every time."""
+    """Call a library without its output, with the same random state every time."""
     with _quiet(), reproducible(settings.seed, x.device):
         return attack(model, x, y, threat, settings).detach()
 
@@ -120,7 +120,7 @@ def _foolbox_pgd(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, setting
     kind = library.attacks.L2PGD if threat.norm == "L2" else library.attacks.LinfPGD
     attack = kind(abs_stepsize=_step_size(ours, threat), steps=ours.steps, random_start=ours.start == "uniform")
     wrapped = library.PyTorchModel(model, bounds=(0, 1), device=x.device)
-    # The bare attack: calling the object would also judge its results.
+    # Not the public call, which would also check its results.
     return _in_batches(lambda x, y: attack.run(wrapped, x, y, epsilon=threat.eps), x, y, settings.batch_size)
 
 
@@ -160,7 +160,7 @@ def _ensemble(
     threat: Threat,
     settings: Settings,
 ) -> Tensor:
-    """AutoAttack by its authors, or its fork on PyPI, with our budget."""
+    """Run AutoAttack by its authors, or its fork on PyPI, with our budget."""
     ours = settings.attack if isinstance(settings.attack, AutoAttack) else AutoAttack()
     attack = import_module(library).AutoAttack(
         model,

@@ -3,9 +3,9 @@
 TRADES (Zhang et al. 2019): min E CE(f(x), y) + beta · KL(p(x) ‖ p(x')), with x' from projected ascent of the same KL;
 Madry et al. 2018: min E CE(f(x'), y), with x' from projected ascent of the cross-entropy. Linf only.
 
-Eager float32, and deliberately as costly as usual: the attack calls ``backward``, which computes the gradients of all
-weights at every step and discards them; TRADES computes the natural logits in every attack step and again in the loss;
-tensors keep the default layout. The result equals that of ``objectives``.
+Eager float32, with the cost of typical published code: the attack calls ``backward``, which computes the gradients of
+all weights at every step and discards them; TRADES computes the natural logits in every attack step and again in the
+loss; tensors keep the default layout. The result equals that of ``objectives``.
 """
 
 # B batch, K classes
@@ -24,7 +24,7 @@ from classwise.core.threat import Start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
-    """The attack of the training."""
+    """Settings of the training attack."""
 
     eps: float
     step_size: float
@@ -37,7 +37,7 @@ Loss = Callable[[nn.Module, Tensor, Tensor, Inner, float], Tensor]
 
 
 def trades(model: nn.Module, x: Tensor, y: Tensor, inner: Inner, beta: float) -> Tensor:
-    """Natural cross-entropy plus beta times the divergence."""
+    """Return the natural cross-entropy plus beta times the divergence."""
     model.eval()
     x_adv = _ascend(model, x, inner, lambda x_adv: _divergence(model(x), model(x_adv)))
     model.train()
@@ -45,7 +45,7 @@ def trades(model: nn.Module, x: Tensor, y: Tensor, inner: Inner, beta: float) ->
 
 
 def madry(model: nn.Module, x: Tensor, y: Tensor, inner: Inner, beta: float) -> Tensor:
-    """Cross-entropy of attacked images; beta is ignored."""
+    """Return the cross-entropy of attacked images; beta is ignored."""
     model.eval()
     x_adv = _ascend(model, x, inner, lambda x_adv: F.cross_entropy(model(x_adv), y))
     model.train()

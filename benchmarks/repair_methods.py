@@ -1,8 +1,8 @@
 """Training methods with and without a repair, and all repair methods on the first training method.
 
 For every method and seed: train the recipe, evaluate it with margins, repair it, evaluate the repairs. Reports,
-verdicts, margins and repairs, but no weights, are copied to OUT/kept as soon as they exist, so a run may be stopped at
-any time. With --minutes no training starts that would not end in time.
+verdicts, margins and repairs, but no weights, are copied to OUT/kept as soon as they exist, so a run can be stopped at
+any time. With --minutes, no training starts that would exceed the time limit.
 
     python benchmarks/repair_methods.py --data digits --seeds 0,1,2 --out runs/repair-digits
     python benchmarks/repair_methods.py --data cifar10 --methods trades --minutes 9 --out runs/repair-cifar10 \
@@ -41,7 +41,7 @@ KEPT = (
 
 
 def make(given: argparse.Namespace, method: str, seed: int, first: bool) -> None:
-    """Train, evaluate and repair one model; finished parts are kept."""
+    """Train, evaluate and repair one model; finished parts are reused."""
     recipe = load_recipe(f"{given.data}/{method}")
     changes: dict[str, Any] = {**parse_overrides(given.override), "seed": seed}
     if recipe.start is not None:
@@ -65,7 +65,7 @@ def make(given: argparse.Namespace, method: str, seed: int, first: bool) -> None
 
 
 def choices(given: argparse.Namespace, repair: str) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Directory name and settings of each repair by one method."""
+    """Return the directory name and settings of each repair by one method."""
     name = repair.replace(":", "-").replace("=", "-")
     if repair != "bias":
         return [(name, {})]
@@ -82,7 +82,7 @@ def keep(out: Path, place: Path) -> None:
 
 
 def table(kept: Path) -> str:
-    """Average and worst class of every model: mean and standard deviation over the seeds."""
+    """Return the average and worst class of every model: mean and standard deviation over the seeds."""
     rows: dict[tuple[str, str], list[RepairReport]] = {}
     for file in sorted(kept.glob("*/seed-*/*/repair.json")):
         report = load_repair(file.parent)
@@ -115,7 +115,7 @@ def table(kept: Path) -> str:
 
 
 def pairs(values: list[tuple[float, float]], sign: str = "") -> str:
-    """Means of average / worst class, with standard deviations over several seeds."""
+    """Format the means of average / worst class, with standard deviations over several seeds."""
     if not values:
         return "–"
     parts = []
@@ -126,7 +126,7 @@ def pairs(values: list[tuple[float, float]], sign: str = "") -> str:
 
 
 def main() -> None:
-    """Make missing models, print the table and write it to OUT/kept/table.md."""
+    """Train missing models, print the table and write it to OUT/kept/table.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="data set and folder of the recipes: digits, cifar10, ...")
     parser.add_argument("--methods", default=",".join(METHODS))

@@ -1,15 +1,15 @@
-"""Repair by class biases over random splits of the images into fitting and held-out ones.
+"""Repair by class biases, over random splits of the images into fitting and held-out images.
 
-The margin matrix of all images of a split is computed once. For every number of fitting images a class and every seed,
-biases are fitted to random images and evaluated on the others by the same matrix; the frontier is read off at given
-losses of the average. With ``--attack``, some of the repaired models are attacked again on the held-out images,
-which checks the matrix. With ``--sweep``, one repaired model is attacked at other radii and under L2.
+The margin matrix of all images of a split is computed once. For every number of fitting images per class and every
+seed, biases are fitted to random images and evaluated on the others by the same matrix; the frontier is evaluated at
+given losses of the average. With ``--attack``, some of the repaired models are attacked again on the held-out images,
+which validates the matrix. With ``--sweep``, one repaired model is attacked at other radii and under L2.
 
     python benchmarks/repair_study.py --model resnet18 --weights trades.safetensors --data cifar10 --eps 8/255 \
         --attack fast --sweep --out runs/repair-trades
 
-The images of the test split serve to measure the method only; no model reported elsewhere is selected on them.
-The matrix is kept in OUT, so a second call does not search again.
+The images of the test split are used only to measure the method; no model reported elsewhere is selected on them.
+The matrix is stored in OUT, so a second call does not search again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from classwise.repairs.frontier import WEIGHTS, Objective, frontier
 from classwise.storage.margins import Margins
 
 LOSSES = (0.3, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0)
-"""Losses of the average, in points, at which the frontier is read."""
+"""Losses of the average, in points, at which the frontier is evaluated."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "counted, nearly": {"bandwidth": 0.2},
@@ -49,13 +49,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def counted(margins: Margins, biases: np.ndarray) -> Summary:
-    """Robust accuracies, counted in the matrix."""
+    """Return robust accuracies counted in the matrix."""
     accuracy = ClassAccuracy.of(margins.attacked, margins.label, bandwidth=0)
     return Summary.of(accuracy.values(biases), accuracy.counts)
 
 
 def proportional(margins: Margins, floor: float) -> np.ndarray:
-    """The simplest fit: raise each class below the floor in proportion to its deficit until none is below."""
+    """Return the simplest fit: raise each class below the floor in proportion to its deficit until none is below."""
     accuracy = ClassAccuracy.of(margins.attacked, margins.label, bandwidth=0)
     biases = np.zeros(margins.num_classes)
     for _ in range(1500):
@@ -67,7 +67,7 @@ def proportional(margins: Margins, floor: float) -> np.ndarray:
 
 
 def gains(margins: Margins, per_class: int, seeds: int, variant: dict[str, Any] | None) -> dict[str, Any]:
-    """Mean gain of the worst class on held-out images at each loss of the average."""
+    """Return the mean gain of the worst class on held-out images at each loss of the average."""
     paths = []
     for seed in range(seeds):
         other, fitted = balanced_split(margins.label, per_class, seed, margins.num_classes)
@@ -92,21 +92,21 @@ def gains(margins: Margins, per_class: int, seeds: int, variant: dict[str, Any] 
 
 
 def attacked(model: nn.Module, images: ImageSet, attack: str, eps: str, norm: str = "Linf") -> Summary:
-    """Robust accuracies of a model under a new attack, as shares."""
+    """Return the robust accuracies of a model under a new attack, as fractions."""
     report = cw.evaluate(model, images, attacks=[attack], eps=eps, norm=norm)
     parts = report[report.strongest].by_class
     values = np.array([np.nan if one.value is None else one.value for one in parts])
     return Summary.of(values / 100, np.array([one.n for one in parts]))
 
 
-def afresh(
+def validate(
     model: nn.Module, images: ImageSet, margins: Margins, per_class: int, seeds: int, attack: str, eps: str, loss: float
 ) -> list[dict[str, Any]]:
-    """Expected and measured accuracy: biases at a loss of the average, under a new attack on the held-out images."""
+    """Return expected and measured accuracies at a loss of the average, under a new attack on the held-out images."""
     found = []
     for seed in range(seeds):
         other, fitted = balanced_split(margins.label, per_class, seed, margins.num_classes)
-        biases = at_loss(margins.take(fitted), loss)
+        biases = biases_at_loss(margins.take(fitted), loss)
         x = torch.from_numpy(np.array(images.images[:8])).float() / 255
         repaired, _ = with_biases(model, torch.from_numpy(biases.astype(np.float32)), x)
         judging = images.take(other)
@@ -125,8 +125,8 @@ def afresh(
     return found
 
 
-def at_loss(fitting: Margins, loss: float) -> np.ndarray:
-    """The biases of the frontier whose fitted average is about ``loss`` points lower."""
+def biases_at_loss(fitting: Margins, loss: float) -> np.ndarray:
+    """Return the biases of the frontier whose fitted average is about ``loss`` points lower."""
     accuracy = ClassAccuracy.of(fitting.attacked, fitting.label)
     paths = frontier(accuracy)
     start, *averages = (
@@ -136,7 +136,7 @@ def at_loss(fitting: Margins, loss: float) -> np.ndarray:
 
 
 def percent(summary: Summary) -> dict[str, float]:
-    """A summary in percent."""
+    """Convert a summary to percent."""
     return {name: round(100 * getattr(summary, name), 2) for name in ("average", "worst", "tenth")}
 
 
@@ -195,23 +195,23 @@ def main() -> None:
             "attack": given.attack,
             "per_class": per_class,
             "loss": given.loss,
-            "splits": afresh(
+            "splits": validate(
                 model, images, margins, per_class, given.attack_seeds, given.attack, given.eps, given.loss
             ),
         }
         for one in results["attacked"]["splits"]:
             print(one["seed"], one["before"], one["after"], "matrix", one["by_matrix"], "fitted", one["fitted"])
     if given.sweep:
-        results["sweep"] = swept(model, images, margins, given)
+        results["sweep"] = sweep(model, images, margins, given)
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "repair-study.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-def swept(model: nn.Module, images: ImageSet, margins: Margins, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """One repaired model at other radii and under L2, on held-out images."""
+def sweep(model: nn.Module, images: ImageSet, margins: Margins, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Attack one repaired model at other radii and under L2, on held-out images."""
     per_class = max(one for one in map(int, given.per_class.split(",")) if one < int(np.bincount(margins.label).min()))
     other, fitted = balanced_split(margins.label, per_class, 0, margins.num_classes)
-    biases = at_loss(margins.take(fitted), given.loss)
+    biases = biases_at_loss(margins.take(fitted), given.loss)
     x = torch.from_numpy(np.array(images.images[:8])).float() / 255
     repaired, _ = with_biases(model, torch.from_numpy(biases.astype(np.float32)), x)
     judging = images.take(other)

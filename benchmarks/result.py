@@ -1,4 +1,4 @@
-"""Results of a bench: ``bench.json``, the same as Markdown in ``bench.md``, and bars in ``bench.svg``."""
+"""Results of a benchmark: ``bench.json``, the same as Markdown in ``bench.md``, and bars in ``bench.svg``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Bench:
 
     @property
     def markdown(self) -> str:
-        """Tables, notes, and the software and hardware."""
+        """Return tables, notes, and the software and hardware."""
         machine = {name: value for name, value in self.content["hardware"].items() if value is not None}
         about = "; ".join(
             ", ".join(f"{name} {value}" for name, value in facts.items())
@@ -49,7 +49,7 @@ class Bench:
 def circumstances(
     name: str, device: torch.device, rounds: int, interrupted: bool, notes: Iterable[str]
 ) -> dict[str, Any]:
-    """What every bench records: schema, machine, versions, the number of complete rounds, and notes."""
+    """Return the common entries of a benchmark: schema, machine, versions, number of complete rounds, and notes."""
     return {
         "schema": f"classwise/bench-{name}/1",
         "device": str(device),
@@ -62,7 +62,7 @@ def circumstances(
 
 
 def protocol(content: Mapping[str, Any]) -> str:
-    """Number of rounds and place of a measurement in words."""
+    """Describe the number of rounds and the machine of a measurement in words."""
     interrupted = " (interrupted)" if content["interrupted"] else ""
     gpu = content["hardware"].get("gpu") if content["device"].startswith("cuda") else None
     place = gpu or f"CPU threads: {content['hardware'].get('threads')}"
@@ -70,16 +70,16 @@ def protocol(content: Mapping[str, Any]) -> str:
 
 
 def check_place(out: Path) -> None:
-    """Require a directory that can be written and holds no bench. Call it before measuring."""
+    """Require a directory that is writable and contains no benchmark. Call it before measuring."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file, not a directory")
     if (out / "bench.json").exists():
-        raise InputError(f"{out} already holds a bench: choose another --out")
+        raise InputError(f"{out} already contains a benchmark: choose another --out")
     out.mkdir(parents=True, exist_ok=True)
 
 
 def draw(bars: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Bars of the medians with the range over the rounds, as SVG."""
+    """Draw bars of the medians with the range over the rounds, as SVG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -110,12 +110,12 @@ def draw(bars: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def table(title: str, about: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first column is text.
+    """Format a Markdown table; the first column is text.
 
-    >>> print(table("Times", "Of nothing.", ["", "s"], [["a|b", "1.0"]]))
+    >>> print(table("Times", "An example.", ["", "s"], [["a|b", "1.0"]]))
     ## Times
     <BLANKLINE>
-    Of nothing.
+    An example.
     <BLANKLINE>
     |  | s |
     |:--|--:|
@@ -126,12 +126,12 @@ def table(title: str, about: str, columns: Sequence[str], rows: Iterable[Sequenc
 
 
 def row(*cells: str) -> str:
-    """One line of a Markdown table."""
+    """Format one line of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def seconds(value: float) -> str:
-    """Three significant digits, without an exponent.
+    """Format seconds with three significant digits, without an exponent.
 
     >>> [seconds(value) for value in (0.0012345, 0.1, 1.2345, 98.76, 123.4)]
     ['0.00123', '0.100', '1.23', '98.8', '123']
@@ -141,15 +141,15 @@ def seconds(value: float) -> str:
 
 
 def interval(found: Mapping[str, Any]) -> str:
-    """The range of a measurement."""
+    """Format the range of a measurement."""
     return f"{seconds(found['low'])}–{seconds(found['high'])}"
 
 
 def times(ratio: float) -> str:
-    """A ratio of times."""
+    """Format a ratio of times."""
     return f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
 
 
 def memory(value: float | None) -> str:
-    """Bytes in MiB."""
+    """Format bytes in MiB."""
     return "–" if value is None else f"{value / 2**20:.1f} MiB"

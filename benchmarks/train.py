@@ -1,7 +1,8 @@
-"""Training steps side by side: our engine and the style of published code, on the same batches from the same weights.
+"""Benchmark of training steps against the style of published code, on the same batches from the same weights.
 
-Data loading is not measured: the batches are on the device. Both sides train on them in the same order in every round,
-with the same random starts of the attacks, and continue from round to round, so their mean losses must agree.
+Data loading is not measured: the batches are on the device. Both implementations train on them in the same order in
+every round, with the same random starts of the attacks, and continue from round to round, so their mean losses must
+agree.
 """
 
 # B batch, K classes
@@ -48,7 +49,7 @@ def bench_training(
     clock: Clock | None = None,
     progress: Progress = SILENT,
 ) -> Bench:
-    """Time training steps of a plan; with ``peers`` beside the reference style of its ``objective``."""
+    """Time training steps of a plan; with ``peers`` also those of the reference style of its ``objective``."""
     check_rounds(rounds)
     if steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}")
@@ -63,7 +64,7 @@ def bench_training(
         except InputError as error:
             notes.append(f"{REFERENCE} is left out: {error}")
     if plan.ema and REFERENCE in runs:
-        notes.append("our steps keep the weight average of the recipe; the reference style has none")
+        notes.append("our steps include the weight average of the recipe; the reference style has none")
     losses: dict[str, list[float]] = {name: [] for name in runs}
 
     def round_of(name: str, run: Run) -> Callable[[], None]:
@@ -106,7 +107,7 @@ def bench_training(
 
 
 def present(content: dict[str, Any]) -> Bench:
-    """Table and bars of a bench of training steps."""
+    """Return the table and bars of a benchmark of training steps."""
     attack = "no attack" if content["attack_steps"] is None else f"{content['attack_steps']} attack steps"
     foot = f"\\* extrapolated: the median step times {content['steps_per_epoch']}, without validation"
     text = table(
@@ -133,7 +134,7 @@ def present(content: dict[str, Any]) -> Bench:
 
 
 def ours(plan: Plan, batches: list[Batch]) -> Run:
-    """Our engine as the training loop sets it up, with the class statistics that the loop keeps."""
+    """Return our engine as configured by the training loop, with the class statistics that the loop accumulates."""
     engine = make_engine(plan, _fresh(plan))
     controls = plan.policy.start(plan.task).to(plan.device)
     random = torch.Generator(plan.device)
@@ -152,7 +153,7 @@ def ours(plan: Plan, batches: list[Batch]) -> Run:
 
 
 def reference(plan: Plan, objective: str, batches: list[Batch], *, exactly: bool) -> Run:
-    """The same training in the style of published code, in exact float32 or with the defaults of PyTorch."""
+    """Return the same training in the style of published code, in exact float32 or with the defaults of PyTorch."""
     if objective not in LOSSES:
         raise InputError(f"it has {' and '.join(LOSSES)}, not {objective}")
     loss_of: Loss = LOSSES[objective]
@@ -192,5 +193,5 @@ def _inner(plan: Plan) -> Inner:
 
 
 def _fresh(plan: Plan) -> nn.Module:
-    """A copy of the model of the plan."""
+    """Return a copy of the model of the plan."""
     return copy.deepcopy(plan.model).to(plan.device)

@@ -1,4 +1,4 @@
-"""Structure of the package: who imports whom, what an import loads, and who prints."""
+"""Structure of the package: imports between packages, modules loaded by an import, and printing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def syntax(module: str) -> ast.Module:
 
 
 def nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those under ``if TYPE_CHECKING``."""
+    """Yield all nodes except those under ``if TYPE_CHECKING``."""
     for child in ast.iter_child_nodes(tree):
         if not (isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING")):
             yield child
@@ -93,7 +93,7 @@ def test_packages_import_only_what_the_table_allows() -> None:
 
 
 def cycles() -> list[set[str]]:
-    """The groups of modules that reach each other by imports."""
+    """Return the groups of modules that import each other in cycles."""
     graph = {module: set(imported(module)) for module in MODULES}
     found = []
     while True:
@@ -134,7 +134,7 @@ def test_light_modules_import_no_torch() -> None:
     assert "torch" not in loaded_by(f"import {', '.join(LIGHT)}")
 
 
-def test_evaluating_imports_nothing_of_training() -> None:
+def test_evaluation_does_not_import_training() -> None:
     loaded = loaded_by("import classwise; classwise.evaluate")
     assert "classwise.evaluation.runner" in loaded
     assert not [name for name in loaded if name.startswith("classwise.training")]
@@ -165,7 +165,7 @@ def test_only_commands_print() -> None:
 
 
 def test_only_registries_name_methods() -> None:
-    """Training, evaluation and reporting know protocols: none of them names the class of a method."""
+    """Training, evaluation and reporting use protocols: none of them names the class of a method."""
     from classwise.objectives import OBJECTIVES
     from classwise.policies import POLICIES
 

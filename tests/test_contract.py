@@ -82,7 +82,7 @@ def parsed(line: str) -> None:
 
 
 def fresh(words: list[str]) -> list[str]:
-    """Another ``--out`` where an earlier command of the documentation left its result."""
+    """Replace an ``--out`` directory that an earlier documented command has already used."""
     for position, word in enumerate(words[:-1]):
         out = Path(words[position + 1])
         taken = (out / "report.json").exists() if words[0] == "evaluate" else out.exists()
@@ -135,7 +135,7 @@ def test_documented_commands_and_options_exist() -> None:
             raise
 
 
-def test_reasons_for_commands_that_are_not_run_are_needed() -> None:
+def test_commands_that_are_not_run_need_a_reason() -> None:
     for pattern in NOT_RUN:
         assert any(re.search(pattern, line) for _, line in documented()), pattern
 
@@ -144,7 +144,7 @@ def test_reasons_for_commands_that_are_not_run_are_needed() -> None:
 
 
 def current(directory: Path) -> dict[str, Any]:
-    """Everything the contract lists; ``directory`` holds the results of the documented commands."""
+    """Collect everything that the contract lists; ``directory`` contains the results of the documented commands."""
     found: dict[str, Any] = {
         "commands": commands(typer.main.get_command(app)),
         "names": {kind: json.loads(run("list", kind, "--json")) for kind in KINDS},
@@ -201,7 +201,7 @@ def paths(value: Any, prefix: str = "") -> set[str]:
 
 
 def missing(expected: Any, found: Any, where: str = "") -> list[str]:
-    """What the contract lists and does not exist."""
+    """Return the entries of the contract that no longer exist."""
     if isinstance(expected, Mapping):
         return [
             line
@@ -212,7 +212,9 @@ def missing(expected: Any, found: Any, where: str = "") -> list[str]:
 
 
 def same(one: str, other: str) -> bool:
-    """Equal, or one continues the other: where the contract has an object there may be null or an empty list."""
+    """Return whether two paths are equal or one is a prefix of the other: an object may also be null or an empty
+    list.
+    """
     short, long = sorted((one, other), key=len)
     return long.startswith(short) and long[len(short) :][:1] in ("", ".", "[")
 

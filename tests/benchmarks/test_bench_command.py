@@ -54,13 +54,13 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_the_former_command_says_where_it_went() -> None:
+def test_former_command_names_its_replacement() -> None:
     result = CliRunner().invoke(app, ["bench", "evaluate", "--peers"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert "python -m benchmarks evaluate --peers" in result.stderr
 
 
-def test_evaluate_out_of_the_box() -> None:
+def test_evaluate_with_defaults() -> None:
     code, out, _ = invoke("evaluate", "--images", 20, "--rounds", 1, "--peers")
     assert code == 0
     assert "pgd:steps=20,start=zero" in out
@@ -80,10 +80,10 @@ def test_evaluate_writes_what_it_prints(model: str, tmp_path: Path) -> None:
     assert [case["entries"][0]["forwards"] for case in content["cases"]] == [20, 10]
     assert (content["rounds"], content["batch_size"], content["interrupted"]) == (2, 4, False)
     code, _, err = invoke("evaluate", *arguments, "--out", tmp_path / "out")
-    assert (code, err.startswith("error: "), "already holds a bench" in err) == (2, True, True)
+    assert (code, err.startswith("error: "), "already contains a benchmark" in err) == (2, True, True)
 
 
-def test_an_attack_may_bring_its_own_radius(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attack_with_its_own_radius(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "digits_net", digits_cnn)
     code, out, _ = invoke("evaluate", "--images", 4, "--rounds", 1, "--attack", "pgd:steps=1,eps=0.3")
     assert (code, "Linf eps = 0.3" in out) == (0, True)
@@ -100,7 +100,7 @@ def test_train(tmp_path: Path) -> None:
     assert found["overrides"] == {"batch_size": 8, "attack.steps": 2}
 
 
-def test_an_interruption_after_whole_rounds_leaves_a_result(model: str, tmp_path: Path) -> None:
+def test_interruption_after_a_complete_round_writes_a_result(model: str, tmp_path: Path) -> None:
     """Each run takes two passes: the warm-up and two rounds are complete."""
     stopping = model.replace(":net", ":stops_in_round_3")
     arguments = ["--data", "digits", "--images", 4, "--attack", "pgd:steps=2", "--rounds", 5]
@@ -112,7 +112,7 @@ def test_an_interruption_after_whole_rounds_leaves_a_result(model: str, tmp_path
     assert (tmp_path / "out" / "bench.svg").exists()
 
 
-def test_an_interruption_before_that_leaves_none(model: str, tmp_path: Path) -> None:
+def test_interruption_before_a_complete_round_writes_no_result(model: str, tmp_path: Path) -> None:
     stopping = model.replace(":net", ":stops_in_the_warm_up")
     arguments = ["--data", "digits", "--images", 4, "--attack", "pgd:steps=2"]
     code, out, err = invoke("evaluate", "--model", stopping, *arguments, "--engine", "eager", "--out", tmp_path / "out")
@@ -124,8 +124,8 @@ def test_an_interruption_before_that_leaves_none(model: str, tmp_path: Path) -> 
 BAD_INPUT: list[tuple[list[str], str]] = [
     (["evaluate", "--attack", "pdg"], "did you mean 'pgd'?"),
     (["evaluate", "--attack", "pgd:stepz=3"], "did you mean 'steps'?"),
-    (["evaluate", "--data", "digits"], "--weights and --data go with --model"),
-    (["evaluate", "--model", "{model}"], "needs --data"),
+    (["evaluate", "--data", "digits"], "--weights and --data require --model"),
+    (["evaluate", "--model", "{model}"], "requires --data"),
     (["evaluate", "--model", "{model}", "--data", "digit"], "did you mean 'digits'?"),
     (["evaluate", "--model", "resnet81", "--data", "digits"], "did you mean 'resnet18'?"),
     (["evaluate", "--model", "{model}", "--data", "digits", "--images", "0"], "images must be at least 1"),

@@ -1,4 +1,4 @@
-"""Attacks side by side: equal work, counted, and one check for all."""
+"""Benchmark of attacks: equal work, counted passes, and one check for all results."""
 
 # B batch, K classes, N images
 
@@ -40,7 +40,7 @@ def network(seed: int = 0) -> nn.Sequential:
 
 
 class Wordy(nn.Module):
-    """Returns a dictionary, which only our library accepts."""
+    """Returns a dictionary, which only our library supports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def arena_of(model: nn.Module, **settings: Any) -> Arena:
 
 
 class HandClock:
-    """A clock that the measured work advances."""
+    """A clock that is advanced by the measured work."""
 
     now = 0.0
 
@@ -148,7 +148,7 @@ def planted(arena: Arena, answers: Mapping[str, Callable[[], Tensor]]) -> tuple[
     return contest(arena, {"classwise": run, **answers})
 
 
-def test_points_outside_the_ball_get_no_credit() -> None:
+def test_results_outside_the_ball_are_rejected_by_the_benchmark() -> None:
     model = network()
     arena = arena_of(model)
     x, y = arena.x, arena.y
@@ -172,7 +172,7 @@ def test_points_outside_the_ball_get_no_credit() -> None:
     assert found["classwise"].robust["value"] < natural
 
 
-def test_correcting_a_misclassified_image_is_no_robustness() -> None:
+def test_misclassified_images_are_never_robust() -> None:
     model = network()
     arena = arena_of(model, threat=Threat.parse(1.0))
     by_class = {int(label): image for image, label in zip(arena.x, model(arena.x).argmax(1), strict=True)}
@@ -227,7 +227,7 @@ def test_an_attack_of_several_parts_is_a_whole_evaluation() -> None:
 
 
 @pytest.mark.skipif(not find_spec("pyautoattack"), reason="pyautoattack is not installed")
-def test_the_ensemble_is_given_our_budget() -> None:
+def test_ensemble_uses_our_budget() -> None:
     steps = 6
     spec = f"autoattack:attacks=apgd-ce,steps={steps}"
     entries = {entry.name: entry for entry in run(network(), spec).cases[0].entries}
@@ -243,11 +243,11 @@ def test_a_peer_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatc
     assert [entry.name for entry in found.cases[0].entries] == ["classwise"]
 
 
-def test_another_attack_is_not_passed_off_as_the_same() -> None:
+def test_unsupported_settings_leave_a_library_out() -> None:
     for spec, note in (
-        ("pgd:steps=2,loss=margin", "its PGD is untargeted"),
-        ("pgd:steps=2,restarts=2", "its PGD is untargeted"),
-        ("pgd:steps=2,start=gaussian", "its PGD is untargeted"),
+        ("pgd:steps=2,loss=margin", "its PGD supports only"),
+        ("pgd:steps=2,restarts=2", "its PGD supports only"),
+        ("pgd:steps=2,start=gaussian", "its PGD supports only"),
         ("fgsm", "no peer is known for FGSM"),
     ):
         found = run(network(), spec)
@@ -265,7 +265,7 @@ def test_the_model_keeps_its_state_and_has_no_gradients() -> None:
     assert not model._forward_pre_hooks
 
 
-def test_images_are_taken_evenly() -> None:
+def test_images_are_evenly_spaced() -> None:
     model = network()
     suite = read_perturbations(["fgsm"], EPS)
     few = partial(bench_evaluation, model, images_for(model, 40), suite, name="net", rounds=1)
@@ -287,7 +287,7 @@ def test_bad_settings() -> None:
 def test_corruptions_are_refused() -> None:
     model = network()
     suite = read_perturbations(["corruptions"], EPS)
-    with pytest.raises(InputError, match="a bench measures one or several attacks"):
+    with pytest.raises(InputError, match="a benchmark measures one or several attacks"):
         bench_evaluation(model, images_for(model), suite, name="net")
 
 

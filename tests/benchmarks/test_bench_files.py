@@ -1,4 +1,4 @@
-"""The files of a bench: complete and readable."""
+"""The files of a benchmark are complete and readable."""
 
 from __future__ import annotations
 
@@ -126,12 +126,12 @@ def test_the_axis_is_logarithmic_if_values_differ_by_more_than_thirty_times() ->
     assert "logarithmic" not in drawn(1.0, 2.0, high=1000.0)  # one slow round
 
 
-def test_places_that_cannot_be_used(tmp_path: Path) -> None:
+def test_unusable_output_directories(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="is a file, not a directory"):
         check_place(tmp_path / "file")
     training().save(tmp_path / "old")
-    with pytest.raises(InputError, match="already holds a bench"):
+    with pytest.raises(InputError, match="already contains a benchmark"):
         check_place(tmp_path / "old")
     check_place(tmp_path / "new" / "one")
     assert (tmp_path / "new" / "one").is_dir()

@@ -39,7 +39,7 @@ def test_no_slope_without_points() -> None:
     assert slope([1, 2], [[1.0], [2.0]]) is None  # two points have no spread
 
 
-def test_an_entry_keeps_what_is_unknown_unknown() -> None:
+def test_unknown_memory_stays_none() -> None:
     found = entry("steps", [1, 2], [[1.0, 1.0, 1.2], [2.0, 2.2, 1.9]], [[None, None], [None, None]])
     assert (found["memory_slope"], found["peak_bytes"]) == (None, [None, None])
     assert [one["median"] for one in found["seconds"]] == [1.0, 2.0]
@@ -76,7 +76,7 @@ def test_every_size_is_run_and_time_is_fitted() -> None:
     assert side["sizes"] == [4, 8]
 
 
-def test_what_is_varied_exists() -> None:
+def test_varied_quantities_are_fields_of_a_size() -> None:
     for base in (base_of(torch.device("cpu")), base_of(torch.device("cuda"))):
         sizes = sizes_of(base)
         assert set(sizes) == {"images", "classes", "side", "steps"}

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class HandClock:
-    """A clock that the measured work advances."""
+    """A clock that is advanced by the measured work."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -28,7 +28,7 @@ class HandClock:
         return self.now
 
     def work(self, *durations: float) -> Callable[[], None]:
-        """Work whose calls take these durations in turn."""
+        """Return a function whose successive calls take these durations."""
         left = iter(durations)
 
         def run() -> None:
@@ -37,7 +37,7 @@ class HandClock:
         return run
 
 
-def test_everybody_once_a_round_and_another_first_each_time() -> None:
+def test_contenders_run_once_a_round_in_rotating_order() -> None:
     calls: list[str] = []
     runs = {name: (lambda name=name: calls.append(name)) for name in ("a", "b", "c")}
     interleave(runs, 4, lambda run: run())
@@ -45,7 +45,7 @@ def test_everybody_once_a_round_and_another_first_each_time() -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 4))
-def test_over_all_rounds_everybody_has_every_place_equally_often(contenders: int, times: int) -> None:
+def test_contenders_have_every_position_equally_often(contenders: int, times: int) -> None:
     calls: list[int] = []
     runs = {str(one): partial(calls.append, one) for one in range(contenders)}
     interleave(runs, contenders * times, lambda run: run())
@@ -64,11 +64,11 @@ def test_medians_by_an_injected_clock() -> None:
     assert spread(found["b"]) == {"median": 25, "low": 10, "high": 40, "values": [10, 40, 20, 30]}
 
 
-def test_timing_hands_the_result_on() -> None:
+def test_timed_returns_the_result() -> None:
     assert timed(HandClock(), lambda: "found") == (0, "found")
 
 
-def test_an_interruption_leaves_whole_rounds() -> None:
+def test_interruption_keeps_complete_rounds() -> None:
     for breaks_at in range(1, 7):
         calls = iter(range(1, 7))
 
@@ -88,7 +88,7 @@ def test_an_interruption_leaves_whole_rounds() -> None:
 
 
 @pytest.mark.skipif(not measure.STATM.exists(), reason="no /proc/self/statm")
-def test_memory_that_was_held_for_a_while_is_seen_every_time() -> None:
+def test_peak_memory_includes_freed_tensors() -> None:
     for _ in range(3):  # what the first run freed must not hide what the second takes
         with peak_memory(CPU) as peak:
             held = torch.ones(16 * 2**20)
@@ -98,7 +98,7 @@ def test_memory_that_was_held_for_a_while_is_seen_every_time() -> None:
         assert 60 * 2**20 < peak.bytes < 80 * 2**20
 
 
-def test_memory_is_unknown_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_memory_is_none_without_statm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "STATM", Path("/nowhere/statm"))
     with peak_memory(CPU) as peak:
         pass

@@ -1,4 +1,4 @@
-"""Training side by side: the reference style equals our objectives, and the figures are right."""
+"""Benchmark of training: the reference style equals our objectives, and the numbers are correct."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def read(bench: Bench) -> Any:
         ("madry", "ce", "zero", {}),
     ],
 )
-def test_reference_style_is_the_objective(name: str, loss: Any, start: Start, settings: dict[str, float]) -> None:
-    """From the same noise in float64: the same loss, the same gradient of every weight."""
+def test_reference_style_equals_the_objective(name: str, loss: Any, start: Start, settings: dict[str, float]) -> None:
+    """With the same noise, in float64: equal loss, and equal gradients of every weight."""
     torch.manual_seed(0)
     body = [nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, CLASSES)]
     ours = nn.Sequential(*body).double().train()
@@ -74,15 +74,15 @@ def test_reference_style_is_the_objective(name: str, loss: Any, start: Start, se
     assert other.item() > clean + 1e-3  # the attack did something
 
 
-def test_both_sides_reach_the_same_loss() -> None:
+def test_both_implementations_reach_the_same_loss() -> None:
     for recipe in ("digits/trades", "digits/madry"):
         ours, theirs = run(recipe).entries
         assert (ours.name, theirs.name) == ("classwise", REFERENCE)
         assert theirs.loss == pytest.approx(ours.loss, rel=1e-3), recipe
 
 
-def test_the_loss_tells_when_they_do_not_do_the_same() -> None:
-    """The check can fail: with another beta the losses part."""
+def test_different_training_gives_different_losses() -> None:
+    """With another beta the losses differ."""
     recipe = load_recipe("digits/trades", {"batch_size": 8, "attack.steps": 2})
     entries = []
     for beta in (6.0, 1.0):
@@ -101,7 +101,7 @@ def readings(durations: list[float]) -> Iterator[float]:
 
 
 def test_medians_by_an_injected_clock() -> None:
-    """Two steps a round; the second round begins with the other side."""
+    """Two steps per round; the second round begins with the other implementation."""
     shown = readings([50, 70, 4, 8, 14, 2, 6, 10])  # warm-up: ours, theirs; then o t, t o, o t
     found = run("digits/trades", clock=lambda: next(shown))
     ours, theirs = found.entries
@@ -115,7 +115,7 @@ def test_medians_by_an_injected_clock() -> None:
     assert next(shown, None) is None
 
 
-def test_what_the_reference_style_lacks_is_left_out() -> None:
+def test_reference_style_without_support_is_left_out() -> None:
     for name, overrides, note in (
         ("digits/standard", {"attack": {}}, "it has trades and madry, not standard"),
         ("digits/trades", {"norm": "L2", "eps": "1.0"}, "it attacks by PGD in the Linf ball"),
@@ -139,6 +139,6 @@ def test_bad_settings() -> None:
             bench_training(plan, objective="trades", overrides={}, **settings)
 
 
-def test_a_diverged_side_has_no_loss() -> None:
+def test_diverged_training_has_no_loss() -> None:
     found = run("digits/trades", optimizer={"name": "sgd", "lr": 1e30})
     assert [entry.loss for entry in found.entries] == [None, None]

@@ -74,7 +74,7 @@ def opened(visit: Callable[..., Page], request: pytest.FixtureRequest, files: di
 
 
 def shown_bars(page: Page) -> list[str]:
-    """What the bars of the visible chart say, from the weakest class up."""
+    """Return the labels of the bars in the visible chart, from the weakest class up."""
     charts = [chart for chart in page.locator("section.first .chart").all() if chart.is_visible()]
     return [str(title) for title in charts[0].locator(".bar title").all_text_contents()]
 
@@ -131,7 +131,7 @@ def test_heads_sort_the_table_up_and_down(opened: Page) -> None:
     assert names.all_inner_texts() == sorted(CLASSES)
 
 
-def test_a_text_is_copied_or_at_least_selected(opened: Page) -> None:
+def test_text_is_copied_or_selected(opened: Page) -> None:
     opened.get_by_text("As CSV").click()
     box = opened.locator("#classes .code").first
     box.get_by_role("button").click()
@@ -175,7 +175,7 @@ def test_a_phone_does_not_scroll_sideways(opened: Page) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["report", "comparison"])
-def test_texts_of_charts_are_readable_and_do_not_collide(
+def test_chart_labels_are_readable_and_do_not_overlap(
     visit: Callable[..., Page], files: dict[str, Path], name: str, scheme: str
 ) -> None:
     page = visit(files[name], scheme=scheme)
@@ -197,7 +197,7 @@ def test_texts_of_charts_are_readable_and_do_not_collide(
 
 
 @every(width=375)
-def test_wide_tables_say_that_they_scroll(opened: Page) -> None:
+def test_wide_tables_show_that_they_scroll(opened: Page) -> None:
     wide = opened.evaluate(
         "[...document.querySelectorAll('.scroll')]"
         ".filter((e) => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1)"

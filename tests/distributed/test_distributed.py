@@ -186,7 +186,7 @@ def test_batch_norm_is_over_the_whole_batch(ranks: list[dict[str, Any]], name: s
 
 
 def test_evaluation_mode_does_not_communicate() -> None:
-    """There is no other process."""
+    """Fails on communication: there is no other process."""
     norm = norms()["plain"].eval()
     x = torch.rand(2, 3, 2, 2, dtype=torch.float64)
     before = copy.deepcopy(norm.state_dict())

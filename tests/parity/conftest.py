@@ -31,7 +31,7 @@ def foolbox() -> Any:
 
 @pytest.fixture(scope="session")
 def art() -> Any:
-    """The Adversarial Robustness Toolbox: its attacks, and what it wraps a model in."""
+    """Modules of the Adversarial Robustness Toolbox: attacks and estimators."""
     _library("art.attacks.evasion")
     _library("art.estimators.classification")
     return _library("art")
@@ -39,7 +39,7 @@ def art() -> Any:
 
 @pytest.fixture(scope="session")
 def trained() -> tuple[nn.Module, Tensor, Tensor]:
-    """A digits network after a little training, in float64, and some test images."""
+    """A briefly trained digits network in float64, and some test images."""
     data = load_data("digits", split="train")
     x, y = to_float(data.images), torch.from_numpy(data.labels)
     torch.manual_seed(0)

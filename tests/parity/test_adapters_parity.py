@@ -32,7 +32,7 @@ SIZE, CLASSES = 8, 10
 
 
 class Tally(torch.autograd.Function):
-    """The identity, which notes whose gradient comes back."""
+    """The identity; counts gradients per example."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, who: Tensor, counts: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def layers(seed: int = 0) -> nn.Sequential:
 
 
 class Plain(nn.Module):
-    """The same as a module of one's own, since ART takes a Sequential apart."""
+    """The same network as a custom module, because ART splits a Sequential into layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,14 +82,14 @@ class Plain(nn.Module):
 
 
 class Wordy(Plain):
-    """Answers with a dictionary, which no library but ours understands."""
+    """Returns a dictionary, which only our library supports."""
 
     def forward(self, x: Tensor) -> Any:
         return {"logits": self.layers(x)}
 
 
 def batch(model: nn.Module, size: int = SIZE) -> tuple[Tensor, Tensor]:
-    """Images and what the model takes them for: an attack has everything to do."""
+    """Images and the model's predictions as labels, so that attacks act on every image."""
     x = 0.1 + 0.8 * torch.rand(SIZE, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     x[:, 0, 0, 0] = 0.1 * torch.arange(1, SIZE + 1)
     with torch.no_grad():
@@ -102,7 +102,7 @@ def noise(size: int = SIZE, seed: int = 0) -> ExampleNoise:
 
 @dataclass(frozen=True)
 class Case:
-    """An attack of another library, and how its users call it."""
+    """An attack of another library, and its usual call."""
 
     id: str
     library: str
@@ -233,7 +233,7 @@ def library(case: Case) -> Any:
 
 
 def ours(case: Case, thing: Any) -> ForeignAttack:
-    """The attack within what it states; what states nothing is given a radius."""
+    """Return the attack within its stated threat; attacks without one are given a radius."""
     attack = as_attack(thing)
     assert isinstance(attack, ForeignAttack)
     return attack.within(Threat.parse(case.stated or EPS, case.norm))
@@ -347,7 +347,7 @@ def test_the_stated_threat_is_recognized(case: Case, library: Any) -> None:
     with pytest.raises(InputError, match=f"^{case.name} has norm = "):
         attack.within(Threat.parse(EPS, "L2" if case.norm == "Linf" else "Linf"))
     if case.stated is not None:
-        with pytest.raises(InputError, match=f"^{case.name} has eps = {case.stated}, elsewhere it is 4/255"):
+        with pytest.raises(InputError, match=f"^{case.name} has eps = {case.stated}, but 4/255 is set elsewhere"):
             attack.within(Threat.parse("4/255", case.norm))
 
 
@@ -356,7 +356,7 @@ def test_another_model_is_refused(case: Case, library: Any) -> None:
     x, y = batch(model)
     attack = ours(case, case.make(library, other))
     if case.bound:
-        with pytest.raises(InputError, match="was built on another model") as caught:
+        with pytest.raises(InputError, match="was built on a different model") as caught:
             attack(model, x, y)
         assert "'transfer'" in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -401,7 +401,7 @@ def test_targeted_attacks_receive_targets() -> None:
 
 
 def test_results_outside_the_ball_are_not_projected() -> None:
-    """Attacks without a radius go as far as they need."""
+    """Attacks without a radius perturb as far as needed."""
     torchattacks = load("torchattacks")
     model = Plain().eval()
     x, y = batch(model)
@@ -503,7 +503,7 @@ def test_other_objects_of_the_libraries_are_refused() -> None:
 
 
 def test_attacks_of_this_package_run_within_torchattacks() -> None:
-    """A bound attack is called as theirs are; with a model to show it takes part in their ensembles."""
+    """A bound attack equals that of torchattacks; wrapped in its base class, it works in its ensembles."""
     torchattacks = load("torchattacks")
     model = Plain().eval()
     x, y = batch(model)
@@ -565,7 +565,7 @@ def test_evaluation_raises_a_one_line_error() -> None:
     model = Plain().eval()
     data = batch(model)
     for attacks, message in (
-        ([torchattacks.FGSM(Plain().eval())], "was built on another model"),
+        ([torchattacks.FGSM(Plain().eval())], "was built on a different model"),
         ([torchattacks.FGSM(model, eps=0.1), "fgsm:eps=8/255"], r"different eps \(0\.1, 8/255\)"),
         ([torchattacks.PGDL2(model, eps=0.1), "fgsm:norm=Linf"], r"different norm \(L2, Linf\)"),
         ([torchattacks.FGSM], "is a class"),

@@ -26,7 +26,7 @@ EPS = 0.1
 
 
 def agree(model: nn.Module, ours: Tensor, theirs: Tensor, clean: Tensor, y: Tensor) -> None:
-    """The same images; and the attack did something, so that this is no agreement on nothing."""
+    """Require equal images, and that the attack changed them."""
     assert torch.allclose(ours, theirs, atol=1e-9, rtol=0)
     with torch.no_grad():
         assert (model(ours).argmax(1) == y).sum() < 0.8 * (model(clean).argmax(1) == y).sum()
@@ -138,7 +138,7 @@ def test_broken_examples_are_those_of_art(
 def test_broken_examples_on_a_trained_network(
     torchattacks: Any, foolbox: Any, art: Any, real_data: Path, real_checkpoints: Path
 ) -> None:
-    """ResNet-18 by TRADES: one image of every class, five steps from the image itself."""
+    """ResNet-18 trained with TRADES: one image of every class, five steps from the image itself."""
     model = load_model("resnet18", weights=real_checkpoints / "cifar10_resnet18_trades.safetensors")
     data = load_data("cifar10", split="test")
     rows = balanced_subset(data.labels, 1, 10)

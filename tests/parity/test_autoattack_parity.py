@@ -37,7 +37,7 @@ def authors() -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, images that it gets right, and a radius that leaves some of them right."""
+    """A model, images that it classifies correctly, and a radius at which some of them survive."""
 
     model: nn.Module
     x: Tensor
@@ -55,7 +55,7 @@ class Case:
         return self.survivors(attack(self.model, self.x, self.y, generator=noise))
 
     def theirs(self, attack: type, **settings: Any) -> Tensor:
-        """Within the radius; a point that FAB found further out is none."""
+        """Whether a point lies within the radius; FAB may return points farther out."""
         configured = attack(self.model, norm="Linf", eps=self.eps, device="cpu", **settings)
         return self.survivors(configured.perturb(self.x, self.y))
 
@@ -86,7 +86,7 @@ class TinyCNN(nn.Module):
 
 @pytest.fixture(scope="module")
 def digits() -> Case:
-    """Digits, after a little adversarial training."""
+    """A digits network after brief adversarial training."""
     data = load_data("digits", split="train")
     x, y = to_float(data.images), torch.from_numpy(data.labels)
     random = torch.Generator().manual_seed(0)
@@ -105,7 +105,7 @@ def digits() -> Case:
 
 
 def first_correct(model: nn.Module, x: Tensor, y: Tensor, per_class: int, eps: float) -> Case:
-    """The first images of each class that the model gets right."""
+    """The first correctly classified images of each class."""
     with torch.no_grad():
         right = (model(x).argmax(1) == y).nonzero().flatten()
     rows = right[torch.from_numpy(balanced_subset(y[right], per_class, 10))]
@@ -132,7 +132,7 @@ def test_l2_apgd_from_the_same_starts(authors: Any, digits: Case) -> None:
 
 @pytest.fixture(scope="module")
 def theirs_one_by_one(authors: Any, digits: Case) -> dict[str, Tensor]:
-    """The survivors of every attack of their standard ensemble, FAB-T with fewer steps, Square with fewer queries."""
+    """Return the survivors of every attack of the authors' standard ensemble, with fewer steps and queries."""
     square = {"n_queries": QUERIES, "resc_schedule": True}
     luck = [digits.theirs(authors.SquareAttack, seed=seed, **square) for seed in range(3)]
     return {

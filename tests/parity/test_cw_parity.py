@@ -37,7 +37,7 @@ def broken(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 @torch.no_grad()
 def right(trained: Trained, size: int) -> Trained:
-    """The network with the first images that it gets right."""
+    """The network with the first images that it classifies correctly."""
     model, x, y = trained
     rows = (model(x).argmax(1) == y).nonzero().squeeze(1)[:size]
     return model, x[rows], y[rows]
@@ -61,7 +61,7 @@ def no_weaker(ours: Tensor, theirs: Tensor, y: Tensor) -> None:
 
 
 def margin_pgd_of_foolbox(foolbox: Any, steps: int, step_size: float) -> Any:
-    """Their PGD, told to climb our loss."""
+    """Foolbox's PGD with our loss."""
 
     class MarginPGD(foolbox.attacks.LinfPGD):  # type: ignore[misc, name-defined]
         def get_loss_fn(self, model: Any, labels: Any) -> Any:
@@ -115,7 +115,7 @@ def test_cw_l2_is_as_close_as_foolbox(foolbox: Any, trained: Trained) -> None:
 
 
 def test_cw_l2_is_as_close_as_torchattacks(torchattacks: Any, trained: Trained) -> None:
-    """Theirs has one c; ours with the same c alone is as close, and closer with a search."""
+    """Torchattacks uses a single c. With the same c our distances are equal, and with a search they are smaller."""
     model, x, y = right(trained, 20)
     theirs = torchattacks.CW(model, c=1, steps=200, lr=0.01)(x, y)
     reference = torch.where(broken(model, theirs, y), (theirs - x).flatten(1).norm(dim=1), torch.inf)
@@ -154,7 +154,7 @@ def test_is_as_close_as_art(art: Any, trained: Trained, ours: CWL2 | CWLinf) -> 
 
 
 def test_broken_examples_on_a_trained_network(foolbox: Any, real_data: Path, real_checkpoints: Path) -> None:
-    """ResNet-18 by TRADES, an image of every class: the margin climbed by foolbox, by us, and searched by CW-Linf."""
+    """ResNet-18 trained with TRADES, one image per class: PGD on the margin by foolbox and by us, and CW-Linf."""
     model = load_model("resnet18", weights=real_checkpoints / "cifar10_resnet18_trades.safetensors")
     data = load_data("cifar10", split="test")
     rows = balanced_subset(data.labels, 1, 10)

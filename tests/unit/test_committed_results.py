@@ -1,4 +1,4 @@
-"""The measured results that the repository carries: their verdicts say what the documentation prints."""
+"""The committed results agree with the numbers in the documentation."""
 
 # K classes
 
@@ -48,7 +48,7 @@ def rows(file: str, heading: str, method: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_documented_figures_are_those_of_the_verdicts(method: str) -> None:
+def test_documented_figures_match_the_verdicts(method: str) -> None:
     run, trades = RESULTS / method.lower(), by_class(RESULTS / "trades", "pgd")
     natural, pgd = by_class(run), by_class(run, "pgd")
     gain, loss = pgd.min() / trades.min() - 1, 1 - pgd.mean() / trades.mean()
@@ -65,7 +65,7 @@ def test_the_documented_figures_are_those_of_the_verdicts(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_so_are_those_of_the_first_page(method: str) -> None:
+def test_readme_figures_match_the_verdicts(method: str) -> None:
     run, trades = RESULTS / method.lower(), by_class(RESULTS / "trades", "pgd")
     natural, pgd = by_class(run), by_class(run, "pgd")
     change = f"{pgd.min() - trades.min():+.1f}, {pgd.mean() - trades.mean():+.1f}".replace("-", "−")
@@ -75,7 +75,7 @@ def test_so_are_those_of_the_first_page(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", MEASURED_LAST)
-def test_and_those_of_the_last_epoch(method: str) -> None:
+def test_figures_of_the_last_epoch_match_the_verdicts(method: str) -> None:
     run = RESULTS / method.lower() / "last"
     figures = rows("docs/measured.md", "## Training on CIFAR-10: six methods", method)[1]
     assert figures[:3] == [written(by_class(run)), written(by_class(run, "pgd")), written(by_class(run, "fast"))]
@@ -95,7 +95,7 @@ def test_wat_reproduces_the_direction_and_the_size_of_the_paper() -> None:
     assert trades.mean() - wat.mean() <= 3.5
 
 
-def test_the_documented_repairs_are_those_of_the_kept_files() -> None:
+def test_documented_repairs_match_the_kept_files() -> None:
     """Every row of the table in docs/repair.md, from ``repair.json`` files alone."""
     printed = repair_methods.table(ROOT / "results" / "repair-digits").splitlines()
     documented = (ROOT / "docs" / "repair.md").read_text(encoding="utf-8").splitlines()

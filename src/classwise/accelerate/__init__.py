@@ -1,4 +1,4 @@
-"""Faster ways to compute the same: optimized copies of models, CUDA graphs, thread counts. May import core."""
+"""Faster computation with equal results: optimized copies of models, CUDA graphs, thread counts. May import core."""
 
 from classwise.accelerate.cuda_graphs import capture
 from classwise.accelerate.optimized_copy import FoldedCopy, make_optimized_copy, release_memory, search_model

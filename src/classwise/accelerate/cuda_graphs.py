@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from classwise.core.model_calls import State, Step, stepped
+from classwise.core.model_calls import State, Step, run_steps
 
 MAX_BATCH = 768
 """Larger batches are not launch-bound."""
@@ -30,8 +30,8 @@ def capture(
 ) -> Iterator[None]:
     """Capture the kernels launched in the block, with a cuBLAS workspace in the graph's own memory.
 
-    With a shared workspace, graphs that run at once would corrupt each other's products. ``generator`` is used in the
-    block besides the default generator.
+    With a shared workspace, graphs that run concurrently would corrupt each other's products. ``generator`` is used in
+    the block besides the default generator.
     """
     default = torch.cuda.default_generators[torch.cuda.current_device()]
     generators = [default] if generator is None else [default, generator]
@@ -106,7 +106,7 @@ class GraphedSteps:
         if self.step() is not step and (repeated or times > CAPTURE_AFTER) and not self.failed:
             self._capture(step, state, memory)
         if self.step() is not step:
-            return stepped(step, state, times)
+            return run_steps(step, state, times)
         for own, given in zip(self.state, state, strict=True):
             own.copy_(given)
         for _ in range(times):

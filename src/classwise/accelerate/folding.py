@@ -1,4 +1,5 @@
-"""Graph transforms (torch.fx) to fewer kernels: batch norm folded into convolutions, sums and ReLUs fused with them.
+"""Graph transforms (torch.fx) that reduce the number of kernels: batch norm is folded into convolutions, and sums and
+ReLUs are fused with them.
 
 A model that cannot be traced, because its code branches on values, raises an exception of torch; callers then use the
 model without transforms.
@@ -98,7 +99,7 @@ def replace_strided_pointwise(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def overwrite_in_place(graph: fx.GraphModule) -> fx.GraphModule:
-    """Let sums and ReLUs overwrite the output of the layer before them if it has no other reader.
+    """Make sums and ReLUs overwrite the output of the previous layer if it has no other reader.
 
     On a CPU, allocating memory costs as much as the arithmetic. No gradient needs what is overwritten: the gradients of
     these layers use their inputs, and that of a ReLU its output.

@@ -45,7 +45,7 @@ FEW_OUTPUTS = 16
 
 
 def search_model(model: nn.Module, x: Tensor, engine: EngineName = "auto") -> nn.Module:
-    """Return the model that attacks search: an optimized copy, or the model itself. ``x`` are some of its inputs."""
+    """Return the model that attacks search: an optimized copy, or the model itself. ``x`` are example inputs."""
     copied = None if engine == "eager" else make_optimized_copy(model, x, lowered=device_of(model).type == "cuda")
     if copied is None and engine == "compiled":
         warnings.warn("the model has no equivalent optimized copy: attacks search the model itself", stacklevel=2)
@@ -78,7 +78,7 @@ def make_optimized_copy(model: nn.Module, x: Tensor, *, lowered: bool) -> Folded
 
 
 class NotEquivalent(Exception):
-    """A copy computes another function than its model."""
+    """A copy does not compute the same function as its model."""
 
 
 class FoldedCopy(OptimizedCopy):

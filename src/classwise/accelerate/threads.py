@@ -19,7 +19,7 @@ SINGLE_THREAD_OPERATIONS = 50_000_000
 
 
 def choose_threads(model: nn.Module, image: Tensor, batch_size: int) -> int:
-    """Return 1 for small models on a CPU, else torch's number of threads, as also if OMP_NUM_THREADS is set.
+    """Return 1 for small models on a CPU; otherwise, or if OMP_NUM_THREADS is set, torch's number of threads.
 
     ``image`` is a batch of one. The choice depends on sizes only, not on timing, because the number of threads changes
     the rounding of sums.

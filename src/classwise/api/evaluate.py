@@ -67,7 +67,7 @@ def evaluate(
         images,
         make_settings(loaded, images, perturbations, options, per_class=per_class, until_worst_ci=until_worst_ci),
         model_info=describe_model(model, weights),
-        trained_on=None if run is None else RunDirectory(run).made().get("data_digest"),
+        trained_on=None if run is None else RunDirectory(run).producer().get("data_digest"),
         directory=directory,
         beside=_own_section(run) if run and directory and run.resolve() == directory.path.resolve() else None,
         resume=resume,

@@ -130,7 +130,7 @@ def _original(
     options: RepairOptions, loaded: nn.Module, fitting: FittingImages, spec: str | None, run: RunDirectory | None
 ) -> Original:
     """Describe the model that is repaired."""
-    made = {} if run is None else run.made()
+    made = {} if run is None else run.producer()
     known = made.get("model", made.get("asked", {}).get("model"))
     return Original(
         model=loaded,

@@ -1,4 +1,4 @@
-"""Auto-PGD, APGD (Croce & Hein, ICML 2020): PGD with momentum that chooses its step size.
+"""Auto-PGD, APGD (Croce & Hein, ICML 2020): PGD with momentum and an adaptive step size.
 
     z = P(x_k + eta * sign of the gradient),   x_{k+1} = P(x_k + a * (z - x_k) + (1 - a) * (x_k - x_{k-1}))
 
@@ -8,7 +8,7 @@ and the search returns to its best point, where (1) the loss rose in less than r
 
 Deviations
 * ``ce`` maximizes the log odds instead of the cross-entropy. Each is an increasing function of the other, so
-  directions, best points and condition 1 are the same, but the log odds do not go flat on a confident model.
+  directions, best points and condition 1 are the same, but the log odds do not saturate on a confident model.
 * A broken example keeps its first misclassified point; in the authors' code, the last. Targeted or not, any wrong class
   counts as a break, as in the authors' code.
 * For an example that is not broken, the point of the highest loss is returned; in the authors' code, the image.

@@ -1,4 +1,4 @@
-"""AutoAttack (Croce & Hein, ICML 2020): a parameter-free ensemble; each attack runs on the survivors of those before.
+"""AutoAttack (Croce & Hein, ICML 2020): a parameter-free ensemble of attacks, each run on the remaining survivors.
 
 ``standard`` is the ensemble of the authors' code and of RobustBench: APGD on cross-entropy, APGD-T on the targeted DLR
 loss, FAB-T and Square Attack. ``plus`` adds the untargeted APGD-DLR and FAB, and gives untargeted attacks five
@@ -45,7 +45,7 @@ TARGETS = 9
 
 @dataclass(frozen=True, kw_only=True)
 class AutoAttack(BallAttack):
-    """AutoAttack (Croce & Hein 2020): APGD, FAB and Square Attack, each on the survivors of those before."""
+    """AutoAttack (Croce & Hein 2020): APGD, FAB and Square Attack, each on the survivors of the previous ones."""
 
     version: Version = "standard"
     attacks: Names | None = None
@@ -74,16 +74,16 @@ class AutoAttack(BallAttack):
     def stages(self, num_classes: int) -> Mapping[str, BallAttack]:
         """Return the attacks for this number of classes, in order."""
         ball: dict[str, Any] = {"eps": self.eps, "norm": self.norm}
-        stepped: dict[str, Any] = {**ball, "steps": self.steps}
+        with_steps: dict[str, Any] = {**ball, "steps": self.steps}
         restarts = 5 if self.version == "plus" else 1
         eot = 20 if self.version == "rand" else 1
         targeted: dict[str, Any] = {"target": "all", "num_targets": min(TARGETS, num_classes - 1)}
         known = {
-            "apgd-ce": APGD(loss="ce", eot=eot, restarts=restarts, **stepped),
-            "apgd-dlr": APGD(loss="dlr", eot=eot, restarts=restarts, **stepped),
-            "apgd-t": APGD(loss="dlr", eot=eot, **targeted, **stepped),
-            "fab": FAB(restarts=restarts, **stepped),
-            "fab-t": FAB(**targeted, **stepped),
+            "apgd-ce": APGD(loss="ce", eot=eot, restarts=restarts, **with_steps),
+            "apgd-dlr": APGD(loss="dlr", eot=eot, restarts=restarts, **with_steps),
+            "apgd-t": APGD(loss="dlr", eot=eot, **targeted, **with_steps),
+            "fab": FAB(restarts=restarts, **with_steps),
+            "fab-t": FAB(**targeted, **with_steps),
             "square": Square(queries=self.queries, **ball),
         }
         return {name: known[name] for name in self.names}
@@ -94,7 +94,7 @@ class AutoAttack(BallAttack):
 
 
 def in_turn(stages: Callable[[int], Mapping[str, BallAttack]], problem: Problem) -> Tensor:
-    """Run the stages for the model's number of classes on one batch, each on the survivors of those before."""
+    """Run the stages for the model's number of classes on one batch, each on the survivors of the previous ones."""
     result = problem.ball.center.clone()
     rows = torch.arange(len(problem), device=result.device)
     natural = problem.logits(result)

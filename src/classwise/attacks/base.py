@@ -1,4 +1,4 @@
-"""The base classes of attacks: one public call that owns everything but the algorithm."""
+"""The base classes of attacks. Their public call handles everything except the algorithm."""
 
 # B batch, K classes
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from classwise.attacks.problem import PassCounter, Problem, per_pixel
 from classwise.config.spec import convert
 from classwise.core.errors import InputError
-from classwise.core.model_calls import OptimizedCopy, device_of, dtype_of, frozen, logits_of, stepped
+from classwise.core.model_calls import OptimizedCopy, device_of, dtype_of, frozen, logits_of, run_steps
 from classwise.core.streams import Randomness, draw, noise_of
 from classwise.core.threat import Norm, Threat
 from classwise.core.types import AttackCall, Effort, Selection
@@ -28,14 +28,14 @@ LoadModel = Callable[[str, str | Path | None], nn.Module]
 
 
 class AnyAttack(ABC):
-    """An attack of this package or of another library: its public call, and what it declares of itself."""
+    """An attack of this package or of another library: its public call and its declared properties."""
 
     black_box: ClassVar[bool] = False
-    """Whether it works without gradients of the model."""
+    """Whether the attack works without gradients of the model."""
     uses_optimized_copy: ClassVar[bool] = True
-    """Whether it may search an optimized copy of the model."""
+    """Whether the attack may search an optimized copy of the model."""
     resembles_cascade: ClassVar[bool] = False
-    """Whether it searches like the cascade of ``fast``, so that its success is no reason to doubt the cascade."""
+    """Whether the search resembles the cascade of ``fast``, so that its success is not evidence against it."""
     has_audit: ClassVar[bool] = False
     """Whether its last stages run only if an audit suggests so, or if the setting ``exhaustive`` is on."""
     eps: float | str | None
@@ -49,11 +49,11 @@ class AnyAttack(ABC):
     @property
     @abstractmethod
     def threat(self) -> Threat:
-        """The norm and radius that it searches."""
+        """The norm and radius of the attack."""
 
     @property
     def supports_targets(self) -> bool:
-        """Whether it can be given target classes."""
+        """Whether the attack accepts target classes."""
         return False
 
     @final
@@ -80,7 +80,7 @@ class AnyAttack(ABC):
 
     @final
     def bind(self, model: nn.Module) -> Callable[..., Tensor]:
-        """Return the attack on this model as a function ``attack(x, y)``, the convention of other libraries."""
+        """Return a function ``attack(x, y)`` that attacks this model, the convention of other libraries."""
         return partial(self, model)
 
     @abstractmethod
@@ -92,19 +92,19 @@ class AnyAttack(ABC):
         """Return the attack limited to this threat. If it has its own norm or radius, they must be equal."""
 
     def with_models(self, load: LoadModel) -> Self:
-        """Return the attack with the models it needs besides the attacked one, such as a substitute, loaded."""
+        """Return the attack with its additional models loaded, such as a substitute."""
         return self
 
     def variants(self) -> Mapping[str, AnyAttack]:
-        """Return the attacks of a grid, of which the strongest counts; empty for a single attack."""
+        """Return the attacks of a grid, of which the strongest is reported; empty for a single attack."""
         return {}
 
     def stages(self, num_classes: int) -> Mapping[str, AnyAttack]:
-        """Return the attacks of an ensemble, each run on the survivors of those before; empty for a single attack."""
+        """Return the attacks of an ensemble, each run on the survivors of the previous ones; empty if it is none."""
         return {}
 
     def selects(self, stage: str) -> Selection:
-        """Which of the remaining examples a stage attacks."""
+        """Return which of the remaining examples a stage attacks."""
         return "survivors"
 
 
@@ -145,7 +145,7 @@ class BallAttack(AnyAttack):
         self._check_norm(threat.norm)
         for setting, own, wanted in (("norm", self.norm, threat.norm), ("eps", self.eps, threat.text)):
             if own is not None and str(own) != wanted:
-                raise InputError(f"{self.name} has {setting} = {own}, elsewhere it is {wanted}: set it only once")
+                raise InputError(f"{self.name} has {setting} = {own}, but {wanted} is set elsewhere: set it only once")
         return replace(self, eps=threat.text, norm=threat.norm)
 
     def _check_norm(self, norm: Norm) -> None:
@@ -170,12 +170,12 @@ class BallAttack(AnyAttack):
         """Return the problem of a call, on the device of the model."""
         model, x, y, targets = call.model, call.x, call.y, call.targets
         if len(x) != len(y):
-            raise InputError(f"{len(x)} images need as many labels, got {len(y)}")
+            raise InputError(f"expected one label per image, got {len(y)} labels for {len(x)} images")
         if targets is not None and not self.supports_targets:
             raise InputError(f"{self!r} does not support targets: use a gradient attack with a loss other than 'kl'")
         distributions = targets is not None and targets.dim() == 2 and targets.is_floating_point()
         if targets is not None and (targets[:, 0] if distributions else targets).shape != y.shape:
-            raise InputError(f"{len(y)} images need as many targets, got {tuple(targets.shape)}")
+            raise InputError(f"expected one target per image, got {tuple(targets.shape)} for {len(y)} images")
         device, dtype = device_of(model), dtype_of(model)
 
         optimized = model if isinstance(model, OptimizedCopy) else None
@@ -197,7 +197,7 @@ class BallAttack(AnyAttack):
                 rows=torch.arange(len(x), device=device),
                 targets=targets,
                 targets_checked=distributions,
-                repeat_steps=stepped if optimized is None else optimized.repeat_steps,
+                repeat_steps=run_steps if optimized is None else optimized.repeat_steps,
                 slack=0.0 if optimized is None else optimized.slack,
             )
 

@@ -10,7 +10,7 @@ decision boundary in a linear model of the image,
 
     (z_y - z_k) / ||grad z_y - grad z_k|| in the dual norm,
 
-which finds the right one among the first three where the logits alone do not (MALT, Melamed et al. 2024).
+which ranks the best target among the first three where the logits alone do not (MALT, Melamed et al. 2024).
 
 Deviations
 * MALT ranks by the Euclidean norm and takes the nine best of a hundred classes; here the norm is that of the threat.

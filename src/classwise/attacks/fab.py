@@ -90,7 +90,7 @@ class FAB(MinimumNormAttack):
         return lambda problem: self._within_radius(problem, _random_start(problem, problem.ball.radius / 2))
 
     def smallest(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """Return the nearest images of all targets and restarts, each search run to its end, and their distances."""
+        """Return the nearest images over all targets and restarts, without early stopping, and their distances."""
         center = problem.ball.center
         best, sizes = center.clone(), center.new_full((len(problem),), torch.inf)
         for targets in self.targets_in_turn(problem):

@@ -11,9 +11,9 @@
 A call on one batch, ``Fast(eps=...)(model, x, y)``, cannot sample or audit: it runs the first three stages, the third
 on all survivors.
 
-Why these: on robust CIFAR-10 models gradient attacks find almost all adversarial examples that AutoAttack finds, while
-FAB-T and Square take three quarters of its passes and find next to none. Where gradients are masked the opposite holds,
-which is what the audit and the trust checks detect.
+Rationale: on robust CIFAR-10 models, gradient attacks find almost all adversarial examples that AutoAttack finds, while
+FAB-T and Square take three quarters of its passes and find almost none. Where gradients are masked, the opposite holds;
+the audit and the trust checks detect this.
 """
 
 # B batch, K classes

@@ -1,4 +1,4 @@
-"""The base of gradient attacks: targets and restarts, each attempt on the examples that survived those before."""
+"""The base of gradient attacks: targets and restarts. Each attempt attacks the survivors of the previous ones."""
 
 # B batch, K classes
 
@@ -25,7 +25,10 @@ Target = Literal["most-likely", "least-likely", "random", "all"] | int
 Search = Callable[[Problem], Tensor]
 """One attempt at a batch."""
 CAPACITY = {False: 100, True: 1000}
-"""Examples that keep the device busy, by whether it is a GPU. Attempts that run together cannot spare one another."""
+"""Number of examples that keep the device busy; the key is whether it is a GPU.
+
+Attempts that run in parallel attack all examples, even those that one of them breaks early.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,7 @@ class GradientAttack(BallAttack):
 
     @final
     def perturb(self, problem: Problem) -> Tensor:
-        """Try every target, in every restart, each on the examples that survived the attempts before."""
+        """Try every target in every restart, each on the examples that survived the previous attempts."""
         result = problem.ball.center.clone()
         attacked, problem = self.without_target_class(problem)
         if not len(attacked):
@@ -95,11 +98,11 @@ class GradientAttack(BallAttack):
 
     @abstractmethod
     def search(self, problem: Problem) -> Tensor:
-        """Make one attempt, towards the targets of the problem if it has any. The result lies within the ball."""
+        """Make one attempt, towards the targets of the problem if it has targets. The result lies within the ball."""
 
     @property
     def retry(self) -> Search:
-        """How later attempts are made: as the first, unless overridden."""
+        """Return the attack for all attempts after the first; by default, this attack."""
         return self.search
 
     @final

@@ -4,7 +4,7 @@ The estimate is antithetic, 1 / (sigma * n) * sum_i u_i f(x + sigma * u_i) over 
 (Algorithm 1); each step is one of PGD.
 
 Deviations
-* The attack is untargeted, and "ce" is the log odds log((1 - p_y) / p_y), which do not go flat.
+* The attack is untargeted, and "ce" is the log odds log((1 - p_y) / p_y), which do not saturate.
 * No momentum and no learning rate schedule, which are in the authors' code but not in the paper.
 """
 

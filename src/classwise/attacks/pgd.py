@@ -7,7 +7,7 @@ others call CW (``cw-pgd``).
 
 Deviations
 * The step size a defaults to 2.5 * eps / steps, so that any number of steps can cross the ball.
-* Restarts attack only the examples that survived the attempts before. For an example that survives all of them, the
+* Restarts attack only the examples that survived the previous attempts. For an example that survives all of them, the
   image of the highest margin is returned.
 * An attempt ends at its last iterate, as in other libraries, so an example that is misclassified on the way may be
   classified correctly in the end.

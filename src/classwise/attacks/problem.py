@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from classwise.core.model_calls import RepeatSteps, State, Step, stepped
+from classwise.core.model_calls import RepeatSteps, State, Step, run_steps
 from classwise.core.streams import Noise
 from classwise.core.threat import Ball
 from classwise.core.types import Effort
@@ -71,7 +71,7 @@ class PassCounter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A batch under attack, with everything an algorithm may use. ``take`` narrows all parts of it together."""
+    """A batch under attack, with everything an algorithm may use. ``take`` selects examples from all parts."""
 
     forward: Forward
     """The model. Call it through ``logits`` and ``gradient``, which count passes."""
@@ -87,10 +87,10 @@ class Problem:
     """(B,) target classes; None: untargeted."""
     targets_checked: bool = False
     """Whether the targets are known to be valid classes, as those drawn from distributions are."""
-    repeat_steps: RepeatSteps = stepped
-    """Runs a step several times; an optimized copy of the model does so without the host."""
+    repeat_steps: RepeatSteps = run_steps
+    """Runs a step several times; an optimized copy of the model replays it without the host."""
     slack: float = 0.0
-    """Added to the true logit: the margin by which a label must be lost, as the searched model may be inexact."""
+    """Added to the true logit: the margin required for a misclassification, as the searched model may be inexact."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -138,10 +138,10 @@ class Problem:
         return torch.stack(parts, 1), values.detach(), logits.detach()
 
     def repeat(self, step: Step, state: State, times: int) -> State:
-        """Return the state after several steps, which an optimized copy of the model may run without this program."""
-        if self.repeat_steps is stepped or not times:
-            return stepped(step, state, times)
-        # Passes are counted when Python runs a step: those of the first stand for all.
+        """Return the state after several steps, which an optimized copy may replay without executing Python."""
+        if self.repeat_steps is run_steps or not times:
+            return run_steps(step, state, times)
+        # Passes are counted only when Python runs a step, so the count of the first step is used for all.
         before, counter, further = self.counter.pending(self.rows), self.counter, times
         if step not in counter.passes_of_step:
             state, further = step(*state), times - 1

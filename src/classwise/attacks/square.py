@@ -47,9 +47,9 @@ BLOCK = 64
 CHECK_SHARE = 8
 """Small batches are checked less often: after at least one part in eight of the queries done so far."""
 CAPACITY = {False: 100, True: 800}
-"""Images that keep the device busy, by whether it is a GPU."""
+"""Number of images that keep the device busy; the key is whether it is a GPU."""
 CHEAP = {False: 4, True: 160}
-"""Images up to which a larger pass takes almost no more time, by whether it is a GPU."""
+"""Number of images up to which a larger pass takes almost no more time; the key is whether it is a GPU."""
 MAX_AHEAD = 8
 """Maximum number of proposals per example in one pass. Those after an accepted one are wasted."""
 EXPECTED_ACCEPTED = 0.4
@@ -104,7 +104,7 @@ class Square(BallAttack):
         return result.index_copy(0, rows, x).view(-1, *shape)
 
     def _ahead(self, problem: Problem, x: Tensor, best: Tensor) -> Tensor:
-        """Run the same search on a batch that does not fill the device, with several proposals per example in a pass.
+        """Run the same search with several proposals per example in a pass, for batches that do not fill the device.
 
         Most proposals are rejected. So the next few are evaluated together as if none were accepted; the first better
         one is accepted, and those after it are evaluated again from the changed image. The result is the same.

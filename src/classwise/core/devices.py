@@ -1,4 +1,4 @@
-"""Choice of the device that computes."""
+"""Choice of the device to compute on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from classwise.core.errors import InputError, one_line
 
 
 def pick_device(device: str | torch.device | None) -> torch.device:
-    """Return the given device; for None a GPU if there is one, else the CPU."""
+    """Return the given device; None selects a GPU if available, else the CPU."""
     if device is None:
         return _own_device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     try:
@@ -24,10 +24,10 @@ def pick_device(device: str | torch.device | None) -> torch.device:
 
 
 def _own_device(device: torch.device) -> torch.device:
-    """Number a CUDA device by the local rank, if several processes run on this machine."""
+    """Select the CUDA device of this process by its local rank if several processes run on this machine."""
     rank = os.environ.get("LOCAL_RANK")
     if device.type != "cuda" or device.index is not None or rank is None:
         return device
     if int(rank) >= (count := torch.cuda.device_count()):
-        raise InputError(f"process {int(rank) + 1} on this machine has no GPU: start at most {count}")
+        raise InputError(f"process {int(rank) + 1} on this machine has no GPU: start at most {count} processes")
     return torch.device("cuda", int(rank))

@@ -17,7 +17,7 @@ _fusing = ContextVar("fusing", default=False)
 
 
 def fusible(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a function be compiled within ``fusing``, once per input shape; elsewhere it is called directly."""
+    """Compile a function within ``fusing``, once per input shape; elsewhere it is called directly."""
 
     @cache
     def fused() -> Callable[P, T]:
@@ -32,7 +32,7 @@ def fusible(function: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def fusing() -> Iterator[None]:
-    """Compile fusible functions in the block. It takes seconds: for steps that are captured and replayed."""
+    """Compile fusible functions in the block. Takes seconds, so use it for steps that are captured and replayed."""
     before = _fusing.set(True)
     try:
         yield

@@ -13,7 +13,7 @@ from classwise.core.errors import InputError, one_line
 
 State = tuple[Tensor, ...]
 Step = Callable[..., State]
-"""From one state of a search to the next, by tensor operations that do not depend on the values in the tensors."""
+"""Maps one state of a search to the next, by tensor operations that do not depend on tensor values."""
 RepeatSteps = Callable[[Step, State, int], State]
 """Runs a step several times."""
 
@@ -33,7 +33,7 @@ def logits_of(output: Any) -> Tensor:
 
 
 def both(model: nn.Module, x: Tensor, x_adv: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits of two batches of one size, by two calls or by the model's method ``both``."""
+    """Return the logits of two batches of equal size, by two calls or by the model's method ``both``."""
     method: Any = getattr(model, "both", None)
     if method is not None:
         first, second = method(x, x_adv)
@@ -41,7 +41,7 @@ def both(model: nn.Module, x: Tensor, x_adv: Tensor) -> tuple[Tensor, Tensor]:
     return logits_of(model(x)), logits_of(model(x_adv))
 
 
-def stepped(step: Step, state: State, times: int) -> State:
+def run_steps(step: Step, state: State, times: int) -> State:
     """Return the state after several steps, run one by one."""
     for _ in range(times):
         state = step(*state)
@@ -52,11 +52,11 @@ class OptimizedCopy(nn.Module):
     """A faster equivalent of a model, which attacks search in its place."""
 
     slack: float = 0.0
-    """Observed difference between its margins and the model's: an example counts as broken beyond this only."""
+    """Observed difference between its margins and the model's. An example counts as broken only beyond it."""
 
     def repeat_steps(self, step: Step, state: State, times: int) -> State:
         """Return the state after several steps of a search on this model."""
-        return stepped(step, state, times)
+        return run_steps(step, state, times)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -80,8 +80,8 @@ def has_gradients(model: nn.Module) -> bool:
 
 
 @contextmanager
-def blamed_on_the_model(where: str) -> Iterator[None]:
-    """Convert exceptions of a user's model to one-line errors, except lack of memory."""
+def model_errors(where: str) -> Iterator[None]:
+    """Convert exceptions raised by a user's model to one-line errors, except out-of-memory errors."""
     try:
         yield
     except (InputError, torch.OutOfMemoryError):
@@ -96,7 +96,7 @@ def count_outputs(model: nn.Module, x: Tensor) -> int:
     """Count a model's logits on some images; raises if the forward or backward pass fails."""
     shape = "x".join(str(size) for size in x.shape[1:])
     with (
-        blamed_on_the_model(f"on images of {shape} (channels x height x width)"),
+        model_errors(f"on images of {shape} (channels x height x width)"),
         torch.enable_grad(),
         frozen(model),
     ):

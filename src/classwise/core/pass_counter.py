@@ -1,4 +1,4 @@
-"""Count how many images pass forward through models and how many gradients pass back."""
+"""Counts of the images that pass forward through models and of the gradients that pass back."""
 
 # B batch
 

@@ -18,7 +18,7 @@ class Epoch:
     """Number of epochs in the recipe."""
     classes: Sequence[str]
     history: Sequence[Mapping[str, Any]]
-    """All records of metrics.jsonl up to this epoch, also those before ``--resume``."""
+    """All records of metrics.jsonl up to this epoch, including those before ``--resume``."""
 
     @property
     def record(self) -> Mapping[str, Any]:

@@ -80,7 +80,7 @@ class Task:
         if not text.isdecimal():
             raise unknown("class", text, self.classes)
         if int(text) >= self.num_classes:
-            raise InputError(f"class {text} does not exist: there are {self.num_classes}, counted from 0")
+            raise InputError(f"class {text} does not exist: expected 0 to {self.num_classes - 1}")
         return int(text)
 
 
@@ -219,7 +219,7 @@ def _sums_by_class(
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How often the model was asked about each example of a batch."""
+    """Numbers of forward and backward passes for each example of a batch."""
 
     forwards: Tensor
     backwards: Tensor
@@ -227,7 +227,7 @@ class Effort:
 
     @classmethod
     def none(cls, size: int, device: torch.device | str = "cpu") -> Effort:
-        """Nothing asked yet."""
+        """Return zero passes for every example."""
         return cls(*torch.zeros(2, size, dtype=torch.int64, device=device))
 
 
@@ -238,7 +238,7 @@ fallback is triggered."""
 
 @dataclass(frozen=True, slots=True)
 class AttackCall:
-    """The arguments of one attack: a model, a batch, and what differs from example to example."""
+    """The arguments of one attack: a model, a batch, and settings per example."""
 
     model: nn.Module
     x: Tensor
@@ -257,7 +257,7 @@ class AttackCall:
     def under(
         cls, controls: ClassControls, model: nn.Module, x: Tensor, y: Tensor, generator: Randomness = None
     ) -> AttackCall:
-        """The training attack on a batch: each class with the radius and the targets that the controls give it."""
+        """Return the call of the training attack on a batch, with radius and targets per class from the controls."""
         targets = None if controls.targets is None else controls.targets[y]
         return cls(model, x, y, eps_scale=controls.eps_scale[y], generator=generator, targets=targets)
 
@@ -267,19 +267,19 @@ class Attack(Protocol):
 
     @property
     def black_box(self) -> bool:
-        """Whether it works without gradients of the model."""
+        """Whether the attack works without gradients of the model."""
 
     @property
     def uses_optimized_copy(self) -> bool:
-        """Whether it may search an optimized copy of the model."""
+        """Whether the attack may search an optimized copy of the model."""
 
     @property
     def resembles_cascade(self) -> bool:
-        """Whether it searches like the cascade of ``fast``, so that its success is no reason to doubt the cascade."""
+        """Whether the search resembles the cascade of ``fast``, so that its success is not evidence against it."""
 
     @property
     def supports_targets(self) -> bool:
-        """Whether it can be given target classes."""
+        """Whether the attack accepts target classes."""
 
     def __call__(
         self,
@@ -297,17 +297,17 @@ class Attack(Protocol):
         """Return adversarial images and the passes through the model that each example took."""
 
     def variants(self) -> Mapping[str, Attack]:
-        """The attacks of a grid, of which the strongest counts; empty for a single attack."""
+        """Return the attacks of a grid, of which the strongest is reported; empty for a single attack."""
 
     def stages(self, num_classes: int) -> Mapping[str, Attack]:
-        """The attacks of an ensemble, each run on the survivors of those before; empty for a single attack."""
+        """Return the attacks of an ensemble, each run on the survivors of the previous ones; empty if it is none."""
 
     def selects(self, stage: str) -> Selection:
-        """Which of the remaining examples a stage attacks."""
+        """Return which of the remaining examples a stage attacks."""
 
 
 class Corruption(Protocol):
-    """A change of the images that knows no model and no ball. A frozen dataclass; its repr is its identity."""
+    """An image transformation, independent of model and threat model. A frozen dataclass; its repr is its identity."""
 
     @property
     def kind(self) -> str: ...
@@ -322,15 +322,15 @@ class Corruption(Protocol):
 
 
 class Objective(Protocol):
-    """Turns a batch into loss terms; makes its own adversarial examples."""
+    """Computes the loss terms of a batch, including its adversarial examples."""
 
     paper: ClassVar[str] = ""
-    """Whose idea it is, as in ``Zhang et al. 2019``."""
+    """The paper, as in ``Zhang et al. 2019``."""
     needs_teacher: ClassVar[bool] = False
-    """Whether its setting ``teacher`` must name a model to learn from."""
+    """Whether the setting ``teacher`` is required."""
     has_natural_term: ClassVar[bool] = True
     has_adversarial_term: ClassVar[bool] = True
-    """Whether ``nat`` and ``adv`` of its loss terms are ever other than zero."""
+    """Whether the loss terms ``nat`` and ``adv`` can be nonzero."""
 
     @property
     def beta(self) -> float:
@@ -339,7 +339,7 @@ class Objective(Protocol):
 
     @property
     def teacher(self) -> nn.Module | str | None:
-        """The model to learn from, or its spec."""
+        """The teacher model or its spec, for distillation."""
         return None
 
     @property
@@ -349,7 +349,7 @@ class Objective(Protocol):
 
     @property
     def used_controls(self) -> frozenset[str]:
-        """The class controls that make a difference to it."""
+        """The class controls that affect the objective."""
         used = {"sampling"}
         if self.has_natural_term:
             used |= {"weight_nat"}
@@ -365,7 +365,7 @@ class Objective(Protocol):
 
     @property
     def replays(self) -> int:
-        """Updates made on one batch."""
+        """Number of updates on each batch."""
         return 1
 
     @property
@@ -381,11 +381,11 @@ class Objective(Protocol):
         *,
         generator: Randomness = None,
     ) -> LossTerms:
-        """The loss of a batch: attack it, then ask for its terms."""
+        """Attack a batch and return its loss terms."""
         return self.under(controls).terms(model, x, self.perturb(model, x, y, controls, generator=generator), y)
 
     def under(self, controls: ClassControls) -> Objective:
-        """The objective as these controls have it, where its terms hang on more than weights; most are as they are."""
+        """Return the objective with controls applied that change its terms; most objectives return themselves."""
         return self
 
     def perturb(
@@ -397,21 +397,21 @@ class Objective(Protocol):
         *,
         generator: Randomness = None,
     ) -> Tensor:
-        """Adversarial images for a batch, each class within its own radius, and towards its own targets."""
+        """Return adversarial images for a batch, with radius and targets per class from the controls."""
         if self.attack is None:
             return x
         return self.attack.run(AttackCall.under(controls, model, x, y, generator))[0]
 
     def terms(self, model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
-        """The terms of clean images and their adversarial ones."""
+        """Return the loss terms of natural images and their adversarial images."""
         raise NotImplementedError
 
     def again(self, x: Tensor, x_adv: Tensor, y: Tensor, controls: ClassControls) -> Tensor:
-        """The adversarial images of a further update on the same batch, by the gradient that the last one left."""
+        """Return adversarial images for another update on the same batch, from the gradient of the previous update."""
         return x_adv
 
     def on_epoch(self, model: nn.Module, epoch: int) -> None:
-        """What is to be set in the model before an epoch, counted from 1."""
+        """Prepare the model for an epoch, counted from 1."""
         return
 
 
@@ -423,7 +423,7 @@ class Policy(Protocol):
     turns: ClassVar[tuple[str, ...]] = ()
     """The controls it sets."""
     uses: ClassVar[tuple[str, ...]] = ()
-    """The statistics it uses, as in ``val.robust``."""
+    """The class statistics it uses, as in ``val.robust``."""
     fine_tunes: ClassVar[bool] = False
     """Whether it needs a robust model to start from."""
 

@@ -34,7 +34,7 @@ from classwise.corruptions.weather import WEATHER
 
 Family = Literal["noise", "blur", "weather", "digital"]
 Apply = Callable[[Tensor, int, Noise], Tensor]
-"""From images in [0, 1], a severity and random numbers to images, which may exceed [0, 1]."""
+"""Maps images in [0, 1], a severity and random numbers to images, which may exceed [0, 1]."""
 Severities = Annotated[tuple[int, ...], BeforeValidator(split_list)]
 """One or more severities, joined by ``+`` in a spec."""
 

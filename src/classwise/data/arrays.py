@@ -54,9 +54,9 @@ class ImageSet:
         """Return the examples at ``indices``, in that order and in memory."""
         rows = np.asarray(indices)
         if rows.size == 0:
-            raise InputError(f"{self._who} no examples are selected")
+            raise InputError(f"{self._name} no examples are selected")
         if rows.dtype.kind != "b" and ((wrong := (rows < 0) | (rows >= len(self))).any()):
-            raise InputError(f"{self._who} index {rows[wrong][0]} is out of range; expected 0..{len(self) - 1}")
+            raise InputError(f"{self._name} index {rows[wrong][0]} is out of range; expected 0..{len(self) - 1}")
         return ImageSet(
             name=self.name,
             split=self.split,
@@ -76,7 +76,7 @@ class ImageSet:
 
     def counts(self, num_classes: int) -> NDArray[np.int64]:
         """Return the number of examples of each class, (K,)."""
-        _check_range(self.labels, num_classes, self._who)
+        _check_range(self.labels, num_classes, self._name)
         return np.bincount(self.labels, minlength=num_classes).astype(np.int64, copy=False)
 
     def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
@@ -88,7 +88,7 @@ class ImageSet:
             release(self.images)
 
     @property
-    def _who(self) -> str:
+    def _name(self) -> str:
         return f"{self.name} ({self.split}):"
 
     def _checked_labels(self) -> NDArray[np.int64]:
@@ -96,27 +96,29 @@ class ImageSet:
         if labels.dtype.kind in "USO":
             first = next(iter(labels.ravel()[:1].tolist()), None)
             raise InputError(
-                f"{self._who} labels are text or objects such as {first!r}; expected integers from 0: map the class "
+                f"{self._name} labels are text or objects such as {first!r}; expected integers from 0: map the class "
                 "names to numbers"
             )
         if labels.dtype.kind not in "iu":
-            raise InputError(f"{self._who} labels are {labels.dtype}; expected integers from 0")
+            raise InputError(f"{self._name} labels are {labels.dtype}; expected integers from 0")
         if labels.ndim != 1:
             hint = "; if they are one-hot, pass argmax(1)" if labels.ndim == 2 else ""
-            raise InputError(f"{self._who} labels have shape {labels.shape}; expected (N,){hint}")
-        _check_range(labels, None if self.classes is None else len(self.classes), self._who)
+            raise InputError(f"{self._name} labels have shape {labels.shape}; expected (N,){hint}")
+        _check_range(labels, None if self.classes is None else len(self.classes), self._name)
         return np.ascontiguousarray(labels, dtype=np.int64)
 
     def _checked_images(self) -> np.ndarray:
         images = self.images
         if not isinstance(images, np.ndarray) or images.ndim != 4:
-            raise InputError(f"{self._who} images have shape {np.shape(images)}; expected (N, C, H, W)")
+            raise InputError(f"{self._name} images have shape {np.shape(images)}; expected (N, C, H, W)")
         if images.dtype not in (np.uint8, np.float32):
-            raise InputError(f"{self._who} images are {images.dtype}; expected uint8, or float32 in [0, 1]")
+            raise InputError(f"{self._name} images are {images.dtype}; expected uint8, or float32 in [0, 1]")
         if len(images) != len(self.labels):
-            raise InputError(f"{self._who} {len(images)} images but {len(self.labels)} labels")
+            raise InputError(f"{self._name} {len(images)} images but {len(self.labels)} labels")
         if images.size == 0:
-            raise InputError(f"{self._who} images have shape {images.shape}; expected at least one image and one pixel")
+            raise InputError(
+                f"{self._name} images have shape {images.shape}; expected at least one image and one pixel"
+            )
         if images.dtype == np.uint8:
             return images
         low, high = np.inf, -np.inf
@@ -124,14 +126,14 @@ class ImageSet:
             smallest, largest = float(chunk.min()), float(chunk.max())
             if np.isnan(smallest):  # the minimum of anything with a NaN is NaN
                 index = start + int(np.isnan(chunk).any(axis=(1, 2, 3)).argmax())
-                raise InputError(f"{self._who} image {index} has NaN pixels")
+                raise InputError(f"{self._name} image {index} has NaN pixels")
             low, high = min(low, smallest), max(high, largest)
         if low < -ROUNDING or high > 1 + ROUNDING:
             if low >= -ROUNDING and high <= 255 + ROUNDING:
                 hint = "divide by 255"
             else:
                 hint = "if they are normalized, move the normalization into the model"
-            raise InputError(f"{self._who} pixels lie in [{low:.6g}, {high:.6g}]; expected [0, 1]; {hint}")
+            raise InputError(f"{self._name} pixels lie in [{low:.6g}, {high:.6g}]; expected [0, 1]; {hint}")
         return images if low >= 0 and high <= 1 else images.clip(0, 1)
 
 
@@ -145,7 +147,7 @@ def release(images: np.ndarray) -> None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def _check_range(labels: np.ndarray, num_classes: int | None, who: str) -> None:
+def _check_range(labels: np.ndarray, num_classes: int | None, prefix: str) -> None:
     """Require labels in 0..K-1, or only nonnegative ones if the number of classes is unknown."""
     wrong = labels < 0
     if num_classes is not None:
@@ -153,4 +155,4 @@ def _check_range(labels: np.ndarray, num_classes: int | None, who: str) -> None:
     if wrong.any():
         index = int(wrong.argmax())
         expected = f"0..{num_classes - 1} ({num_classes} classes)" if num_classes is not None else "0 or more"
-        raise InputError(f"{who} label {labels[index]} at index {index}; expected {expected}")
+        raise InputError(f"{prefix} label {labels[index]} at index {index}; expected {expected}")

@@ -176,7 +176,7 @@ class Batches:
                 rows = on_device[where]
                 yield self._augmented(x, crops[:, where], mirror[where]), self._labels[rows], self._indices[rows]
 
-    def standing(self, number: int) -> tuple[int, int]:
+    def share_position(self, number: int) -> tuple[int, int]:
         """Return how many examples of a full batch precede this process's share, and the size of the full batch."""
         whole = min(self.batch_size, self.examples - number * self.batch_size)
         return share_of(whole, self.share).start, whole
@@ -185,7 +185,7 @@ class Batches:
         """Return the examples of each batch, or this process's share of it, as slices of the epoch."""
         parts = []
         for number in range(len(self)):
-            start, mine = number * self.batch_size, share_of(self.standing(number)[1], self.share)
+            start, mine = number * self.batch_size, share_of(self.share_position(number)[1], self.share)
             parts.append(slice(start + mine.start, start + mine.stop))
         return parts
 
@@ -252,9 +252,9 @@ class MixedBatches:
     def __len__(self) -> int:
         return len(self.first)
 
-    def standing(self, number: int) -> tuple[int, int]:
+    def share_position(self, number: int) -> tuple[int, int]:
         """Return how many examples of a full batch precede this process's share, and the size of the full batch."""
-        (before, whole), (more_before, more) = self.first.standing(number), self.second.standing(0)
+        (before, whole), (more_before, more) = self.first.share_position(number), self.second.share_position(0)
         return before + more_before, whole + more
 
     def __iter__(self) -> Iterator[Batch]:

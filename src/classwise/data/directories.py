@@ -31,7 +31,7 @@ def cache_directory() -> Path | None:
 
 
 def remember(dataset: str, folder: Path) -> None:
-    """Record the folder of a data set for every later use of its name."""
+    """Record the folder of a data set, so that its name refers to this folder from now on."""
     if (note := _note(dataset)) is None:
         raise InputError(
             "the folder cannot be recorded without a home directory: set CLASSWISE_CACHE to a writable folder"

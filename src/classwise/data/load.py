@@ -95,7 +95,7 @@ def validation_images(run: Path, progress: Progress = SILENT) -> tuple[ImageSet,
     None if the run had no validation images or the data set has changed since.
     """
     directory = RunDirectory(run)
-    record = directory.made()
+    record = directory.producer()
     data = record.get("asked", {}).get("data")
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(name, str) or not directory.validation.is_file():

@@ -98,7 +98,7 @@ def class_names(dataset: Any) -> tuple[str, ...] | None:
 
 
 def _array(value: Any, what: str) -> np.ndarray:
-    """Return a tensor or anything that numpy accepts as an array."""
+    """Convert a tensor, or anything that numpy accepts, to an array."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         # numpy has no bfloat16

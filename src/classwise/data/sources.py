@@ -59,7 +59,7 @@ class Source(Protocol):
 
 
 def walk(source: Source, reading: Reading, progress: Progress) -> Iterator[tuple[slice, Part]]:
-    """Yield the parts of a reading with their slices; the number of images must be the announced one."""
+    """Yield the parts of a reading with their slices; raises if the number of images differs from the announced one."""
     progress.start(f"decode {source.name}/{source.split}", reading.count)
     start = 0
     for images, labels in reading.parts:

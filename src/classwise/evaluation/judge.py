@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from classwise.core.errors import InputError
-from classwise.core.model_calls import blamed_on_the_model, dtype_of, exact, frozen, logits_of
+from classwise.core.model_calls import dtype_of, exact, frozen, logits_of, model_errors
 from classwise.core.threat import Ball
 from classwise.metrics.counts import Ints
 
@@ -26,7 +26,7 @@ def compute_logits(model: nn.Module, x: Tensor) -> Tensor:
 
     Raises ``InputError`` for logits that are NaN or infinite.
     """
-    with blamed_on_the_model("on natural or attacked images"), torch.no_grad(), frozen(model), exact(x.device):
+    with model_errors("on natural or attacked images"), torch.no_grad(), frozen(model), exact(x.device):
         logits = torch.cat([logits_of(model(part)) for part in torch.split(x.to(dtype_of(model)), MAX_IMAGES)])
     if not bool(logits.isfinite().all()):
         raise InputError("the model returned NaN or infinite logits, so its predictions are undefined")

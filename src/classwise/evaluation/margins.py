@@ -25,7 +25,7 @@ from classwise.accelerate import release_memory, search_model
 from classwise.attacks.cosine_pgd import MarginSearch
 from classwise.core.choices import EngineName
 from classwise.core.errors import InputError
-from classwise.core.model_calls import blamed_on_the_model, device_of, has_gradients
+from classwise.core.model_calls import device_of, has_gradients, model_errors
 from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
@@ -226,7 +226,7 @@ class _Search:
         ball = self.threat.ball(x)
         for number, target in enumerate(targets.unbind(1)):
             noise = ExampleNoise(stream, index).fork([number])
-            with blamed_on_the_model("in the search for margins"):
+            with model_errors("in the search for margins"):
                 x_adv = search(self.searched, x, y, generator=noise, targets=target)
             logits, _ = judge(self.model, ball, x_adv)
             found = torch.minimum(found, _margins(logits.float(), y))

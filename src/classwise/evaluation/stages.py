@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from classwise.attacks.losses import margin
-from classwise.core.model_calls import blamed_on_the_model, device_of
+from classwise.core.model_calls import device_of, model_errors
 from classwise.core.pass_counter import count_passes
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
@@ -153,7 +153,7 @@ def attack_batch(run: Run, key: str, attack: Attack, x: Tensor, y: Tensor, index
     searched = run.searched if attack.uses_optimized_copy else run.model
     noise = ExampleNoise(_stream(run.seed, attack), index)
     with (
-        blamed_on_the_model(f"under {key}"),
+        model_errors(f"under {key}"),
         count_passes(
             searched,
             gradients=False,

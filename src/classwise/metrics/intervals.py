@@ -21,7 +21,7 @@ _CELLS, _REACH = 256, 4.0
 def wilson(correct: ArrayLike, n: ArrayLike, level: float = 0.95) -> tuple[Floats, Floats]:
     """Return Wilson's score interval of shares, elementwise; NaN where n is 0.
 
-    By hand: scipy.stats has it for a single share and takes seconds to import.
+    Implemented here because scipy.stats computes it for a single share only and takes seconds to import.
 
     >>> low, high = wilson(645, 1000)
     >>> round(float(low), 3), round(float(high), 3)
@@ -47,7 +47,7 @@ class WorstClass:
     value: float
     low: float
     high: float
-    """Wilson's interval of that class, valid if the class had been chosen in advance."""
+    """Wilson's interval of that class, which would be valid if the class had been chosen in advance."""
     corrected: float
     corrected_low: float
     corrected_high: float
@@ -59,7 +59,7 @@ def worst_class(correct: ArrayLike, n: ArrayLike, *, level: float = 0.95) -> Wor
 
     The smallest m of K noisy shares lies below the smallest true share θ on average. The corrected interval inverts
     a test on m that accounts for the selection: it contains every θ for which P(min ≤ m) and P(min ≥ m) are both at
-    least (1 - level) / 2. The minimum of independent binomial shares has a closed distribution,
+    least (1 - level) / 2. The minimum of independent binomial shares has a closed-form distribution,
 
         P(min ≥ m) = Π_k P(X_k / n_k ≥ m),
 

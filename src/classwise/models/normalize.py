@@ -1,4 +1,4 @@
-"""Normalization as a part of the model, so that images are in [0, 1] and eps means the same everywhere."""
+"""Normalization as a part of the model, so that images are in [0, 1] and eps has the same unit for all models."""
 
 # B batch, C channels, H height, W width
 

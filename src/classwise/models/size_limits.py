@@ -1,4 +1,4 @@
-"""Limits on the size of models built from foreign configurations: not much larger than the weights beside them.
+"""Limits on the size of models built from third-party configurations, relative to the size of their weights files.
 
 A configuration of a few bytes can request a million layers, which would exhaust memory before any weight is compared.
 A model is therefore counted while it is built, and refused as soon as it is too large.

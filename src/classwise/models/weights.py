@@ -1,8 +1,8 @@
 """Loading of weights into a model: names, shapes, types and normalization must agree.
 
-Names are matched strictly after known prefixes are removed. Ignored are only the counters of batch norm and weight
-averaging, the unused block of TRADES, the second copy that the robustness library saves, and a normalization equal to
-the model's. What was removed or added is one line in the log.
+Names are matched strictly after known prefixes are removed. Only the following are ignored: the counters of batch norm
+and weight averaging, the unused block of TRADES, the second copy that the robustness library saves, and a normalization
+equal to the model's. Removals and additions are logged, one line each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reader of weights files that others wrote: safetensors, and pickles of tensors and plain values.
+"""Reader of third-party weights files: safetensors, and pickles of tensors and plain values.
 
-Written by hand because the files may be hostile: nothing in a file is ever executed, and sizes are checked before
-memory is allocated. torch's restricted unpickler reads pickles, after ``check_unfolding`` has bounded their expansion.
+The files are untrusted: nothing in a file is ever executed, and sizes are checked before memory is allocated. torch's
+restricted unpickler reads pickles, after ``check_unfolding`` has bounded their expansion.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def read_file(path: Path) -> Stored:
 def _unpickled(path: Path) -> Any:
     """Read a file of ``torch.save`` by torch's restricted unpickler."""
     with path.open("rb") as file:
-        is_zip = file.read(4) == b"PK\x03\x04"  # as torch tells the two formats apart
+        is_zip = file.read(4) == b"PK\x03\x04"  # the test by which torch distinguishes the two formats
         file.seek(0)
         if not is_zip:
             for _ in range(LEGACY_PICKLES):

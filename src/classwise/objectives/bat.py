@@ -5,13 +5,13 @@ after the first that is not. With U the uniform distribution over the classes,
 
     L = CE(f(x_lc), y) + KL(p(x_lc) || U) + KL(p(x_fa) || U) + beta * KL(p(x) || p(x_fa)).
 
-Of the loss terms, ``adv`` is the divergence after beta and ``nat`` the three terms before it: a policy that sets
-``weight_nat`` weights losses of adversarial images.
+The loss term ``adv`` is the last divergence, without beta, and ``nat`` is the sum of the other three terms. A policy
+that sets ``weight_nat`` therefore weights losses of adversarial images.
 
 Deviations
 * One run of PGD gives both points of an example. The authors run it twice and return the points in different orders, so
   that the two points in one loss belong to different examples; here they belong together.
-* An example that starts misclassified has its start as x_lc; for one that is never misclassified both are the last
+* If the starting point is misclassified, it is x_lc. If no point is misclassified, both x_lc and x_fa are the last
   point.
 * Three passes in training mode, one for each point: batch norm normalizes x, x_lc and x_fa separately.
 """

@@ -5,8 +5,8 @@ weights, moves them by a step in the ball for the next replay. An epoch costs ``
 per image; there is no separate attack.
 
 Deviations
-* The images of each batch start anew in the ball; the paper continues with the perturbation of the previous batch,
-  which belongs to other images.
+* Each batch starts at a new point of the ball; the paper continues with the perturbation of the previous batch, which
+  belongs to other images.
 * ``epochs`` in a recipe are passes over the data with all their replays; the paper divides their number by ``replays``.
 """
 
@@ -49,7 +49,7 @@ class Free(Madry):
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, *, generator: Randomness = None
     ) -> LossTerms:
-        """Return the loss of images that are updated as often as in training, while the weights stay."""
+        """Return the loss of images that are updated as often as in training, with fixed weights."""
         x_adv = self.perturb(model, x, y, controls, generator=generator)
         for _ in range(self.replays - 1):
             with torch.enable_grad():

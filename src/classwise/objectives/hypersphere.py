@@ -10,12 +10,12 @@ The scale s is set before every epoch n = 0, 1, ... by a schedule:
 * ``cmp``, HE-CMP (Eq. 6): the largest possible probability rises linearly from 0.2 to 1 at n_FI = 90. It is reached if
   one cosine is 1 and all others are -1 (Eq. 3): P = 1 / (1 + (K - 1) * exp(-2 * s)). No margin.
 
-Tian et al. find that most of the gain under plain PGD disappears under Temperature-PGD. That holds for logits that are
-bare cosines, as published code returns them. Here the logits include the scale, and plain PGD uses it.
+Tian et al. find that most of the gain under plain PGD disappears under Temperature-PGD. This holds for models that
+return cosines without the scale, as published code does. Here the logits include the scale, so plain PGD uses it.
 
 Deviations
 * Gradients flow through both norms of the head; the authors' code overwrites the weights by normalized copies.
-* The attack uses s * cos(theta); an attack on the bare cosines is weaker.
+* The attack uses s * cos(theta); an attack on the cosines without the scale is weaker.
 * Eq. 3 is solved in closed form, s = log((K - 1) * P / (1 - P)) / 2; the paper uses Powell's method.
 * P = 1 needs an infinite s. P is capped at the largest float32 below one, where s = 9.4 for ten classes.
 * With up to five classes P = 0.2 is not above chance, and s would be zero or less. The scale is at least 0.4, about the
@@ -51,9 +51,9 @@ EPOCHS: dict[Schedule, int] = {"constant": 1, "lis": 100, "cmp": 90}
 
 @dataclass(frozen=True, kw_only=True)
 class HypersphereEmbedding(Composed):
-    """Hypersphere embedding: another objective on a cosine head, with an angular margin or a growing scale.
+    """Hypersphere embedding: a base objective on a cosine head, with an angular margin or a growing scale.
 
-    Batch-norm statistics are updated as by the other objective.
+    Batch-norm statistics are updated as by the base objective.
     """
 
     paper: ClassVar[str] = "Pang et al. 2020"

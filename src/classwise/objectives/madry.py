@@ -1,8 +1,8 @@
 """Adversarial training (Madry et al. 2018): minimize E max CE(f(x'), y).
 
 Deviations
-* The attack runs with batch norm in evaluation mode. Several published codes attack in training mode, which updates the
-  running statistics in every attack step.
+* The attack runs with batch norm in evaluation mode. Several published implementations attack in training mode, which
+  updates the running statistics in every attack step.
 """
 
 from __future__ import annotations

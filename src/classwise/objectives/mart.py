@@ -2,12 +2,12 @@
 
     L = BCE(p(x'), y) + beta * KL(p(x) || p(x')) * (1 - p_y(x)),   BCE(p, y) = -log p_y - log(1 - max_{k != y} p_k)
 
-Of the loss terms, ``nat`` is the boosted cross-entropy of the *adversarial* image, as it is the term without beta: a
-policy that sets ``weight_nat`` weights this one. MART has no loss of the natural image alone.
+The loss term ``nat`` is the boosted cross-entropy of the *adversarial* image, because it is the term without beta. A
+policy that sets ``weight_nat`` weights this term. MART has no loss on the natural image alone.
 
 Deviations
-* The attack starts uniformly in the ball, which is how the paper's random start is read here; the authors' code starts
-  from the image with a little Gaussian noise.
+* The attack starts uniformly in the ball, our interpretation of the paper's random start; the authors' code starts from
+  the image plus small Gaussian noise.
 * The divergence is computed from log-softmax, without the constants in the authors' logarithms. In the other terms
   their constants are kept: 1.0001 + 1e-12 in place of 1, and 1.0000001 - p_y as the weight.
 """

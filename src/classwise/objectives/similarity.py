@@ -27,9 +27,9 @@ from classwise.objectives.composed import Composed
 
 @dataclass(frozen=True, kw_only=True)
 class Similarity(Composed):
-    """Another objective plus the mean cosine similarity between the mean logits of different classes.
+    """A base objective plus the mean cosine similarity between the mean logits of different classes.
 
-    Batch-norm statistics are updated as by the other objective.
+    Batch-norm statistics are updated as by the base objective.
     """
 
     paper: ClassVar[str] = "Benz et al. 2021"

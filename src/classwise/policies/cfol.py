@@ -6,8 +6,8 @@ With ``mode=reweighting`` classes are sampled uniformly and p weights the loss.
 
 Deviations
 * The authors update w after every batch; here the errors of an epoch, all sampled from one p, are added at its end.
-* The first epoch takes every example once. On balanced data that is p = 1/K, and it shows which classes are present:
-  later a class might be missing by chance.
+* The first epoch uses every example once. On balanced data this is p = 1/K. It also determines which classes are
+  present, because in later epochs a class might be missing by chance.
 * A class without training examples has share zero; the others share the rest.
 * Reweighting weights an example of class k by p_k over the share of the class in the data. That is the authors' K * p_k
   for balanced classes, and otherwise keeps the mean weight at one.

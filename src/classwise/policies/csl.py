@@ -67,13 +67,13 @@ class CSL(Policy):
         return replace(ClassControls.uniform(len(by_class)), weight_nat=by_class, weight_adv=by_class)
 
     def lag(self, robust: Tensor, judged: Tensor) -> Tensor:
-        """Return how far each class (K,) is below its reference, as a share of it; 0 for classes that keep weight."""
+        """Return the relative deficit of each class (K,) below its reference; 0 for classes that keep their weight."""
         if self.label is None:
             reference, updated = robust[judged].mean(), judged
         else:
             reference = robust.where(judged, 0).amax()
             updated = judged & (torch.arange(len(robust)) == self.label)
-        # While the reference is 0, or there is no class to compare, weights stay.
+        # Weights do not change while the reference is 0 or there is no class to compare.
         return torch.where(updated & (reference > 0), (reference - robust) / reference, 0.0)
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,8 +14,8 @@ Reweighting (RW) ends here. With re-margining (RM) the radius of a class grows w
 Deviations
 * The loss has the weights K * w_k, whose mean over the classes is one; the authors divide by the weights of each batch.
 * w_k is negative only if ``limit`` is above one. It is then set to 0, and the weights are scaled back to mean one.
-* The first epoch is uniform; the authors measure before every epoch, so that their first is weighted already.
-* lam2 stays within the bounds of the radius. The authors' continues beyond them and takes as many epochs to return.
+* The first epoch is uniform; the authors measure before every epoch, so their first epoch is already weighted.
+* lam2 is clipped to the bounds of the radius. The authors' lam2 exceeds them and takes as many epochs to return.
 * The rate is constant; the authors halve it every 40 epochs and train for 40.
 * Means are over the classes present in training and validation; other classes keep their multipliers.
 * The step size of the attack scales with the radius of the class; the authors' is the same for all in a batch.

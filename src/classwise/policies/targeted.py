@@ -61,7 +61,7 @@ class Targeted(Policy):
 
 
 def target_distributions(chosen: Tensor) -> Tensor:
-    """Return target distributions (K, K), uniform over the chosen classes (K,) other than the own one.
+    """Return target distributions (K, K), uniform over the chosen classes (K,) other than the true class.
 
     If there is none, the distribution is uniform over all other classes.
     """

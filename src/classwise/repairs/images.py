@@ -51,7 +51,7 @@ def fitting_images(
             "images of a run directory"
         )
     directory = None if run is None else RunDirectory(run)
-    made = {} if directory is None else directory.made()
+    made = {} if directory is None else directory.producer()
     named = isinstance(data, str | Path)
     images = load_data(data, split=split or ("train" if named else "fit"), progress=progress)
     known = made.get("data_digest") is not None and made.get("data_digest") == images.digest()

@@ -90,7 +90,7 @@ class RunDirectory:
                 )
         return contents
 
-    def made(self) -> dict[str, Any]:
+    def producer(self) -> dict[str, Any]:
         """Return the section of the training or repair that produced the model; empty if there is none."""
         contents = self.read()
         found: dict[str, Any] = contents.get("training", contents.get("repair", {}))

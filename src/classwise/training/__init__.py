@@ -1,1 +1,1 @@
-"""Training by a recipe: plan, step, epoch, loop, checkpoints. May import all packages up to evaluation, no papers."""
+"""Training by a recipe: plan, step, epoch, loop, checkpoints. May import all packages up to evaluation."""

@@ -1,7 +1,7 @@
-"""Which policies make sense on which objectives, and what a training step of an objective costs.
+"""Compatibility of policies with objectives, and the cost of a training step.
 
-Both are measured by one step on a few random images: objectives need not declare them, and what is printed is what
-happens, also for objectives from user files.
+Both are measured in one step on a few random images. Objectives need not declare them, and the values are also correct
+for objectives from user files.
 """
 
 # B batch, K classes
@@ -27,7 +27,7 @@ BATCH, CLASSES = 4, 3
 class Traits:
     """Measured properties of an objective."""
 
-    obeys: frozenset[str]
+    controls: frozenset[str]
     """The class controls that have an effect."""
     cost: float
     """Forward passes per image and epoch; a backward pass counts as two, a teacher's forward pass as one."""
@@ -56,7 +56,7 @@ def traits_of(objective: Objective) -> Traits:
 
 
 def conflict(policy: Policy | type[Policy], objective: Objective) -> str | None:
-    """Return why a policy makes no sense on an objective; None if it does."""
+    """Return the reason why a policy cannot be combined with an objective; None if it can."""
     controls, used = set(policy.turns), objective.used_controls
     if objective.attack is None and ("targets" in controls or "batch.logits_adv" in policy.uses):
         return "it needs a training attack, and the objective has none"
@@ -70,7 +70,7 @@ def conflict(policy: Policy | type[Policy], objective: Objective) -> str | None:
 
 
 class _CountingModel(nn.Module):
-    """A linear model with the head that every objective accepts; counts images in forward and backward passes."""
+    """A linear model with a head that every objective accepts. Counts images in forward and backward passes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -140,14 +140,14 @@ class _Step:
         self.model = engine.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if engine.average is not None and engine.average.model is not None:
             engine.average.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        with kernels_by_trial():
+        with benchmarked_kernels():
             optimized = make_optimized_copy(self.model, x, lowered=engine.precision == "bf16")
             if optimized is None:
                 raise TypeError("the model has no equivalent optimized copy")
             self.optimized, self.step_model = optimized, StepModel(self.model, optimized, engine.precision, x.device)
             self.refresh = compiled(optimized.refresh)
             self.graph = torch.cuda.CUDAGraph()
-            with _undone(self.model, generator), fusing():
+            with _restored(self.model, generator), fusing():
                 self._capture(generator)
 
     def _capture(self, generator: Randomness) -> None:
@@ -192,8 +192,8 @@ class _Step:
 
 
 @contextmanager
-def kernels_by_trial() -> Iterator[None]:
-    """Let cuDNN benchmark all kernels for convolutions of new shapes and keep the fastest.
+def benchmarked_kernels() -> Iterator[None]:
+    """Make cuDNN benchmark all kernels for convolutions of new shapes and keep the fastest.
 
     Otherwise cuDNN uses a heuristic; either way its choice is cached for the shape until the process ends. The fastest
     kernel, and with it the rounding, may differ between runs: with deterministic algorithms, the heuristic is kept.
@@ -210,7 +210,7 @@ def kernels_by_trial() -> Iterator[None]:
 
 
 @contextmanager
-def _undone(model: nn.Module, generator: Randomness) -> Iterator[None]:
+def _restored(model: nn.Module, generator: Randomness) -> Iterator[None]:
     """Restore a model's weights, its statistics and random generators at the end of the block."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     default = torch.cuda.default_generators[torch.cuda.current_device()]

@@ -73,15 +73,15 @@ def load_phases(recipe: Recipe, progress: Progress, processes: int = 1) -> tuple
         phases.append(phase)
         if phase.batch_size // (1 if recipe.data.extra is None else 2) < processes:
             raise InputError(
-                f"batch_size = {phase.batch_size} is too small for {processes} processes: each needs an image"
+                f"batch_size = {phase.batch_size} is too small for {processes} processes: each needs at least one image"
             )
         first, pixels = phases[0].images, min(phase.images.images.shape[2:])
         if not np.array_equal(phase.images.labels, first.labels) or phase.images.classes != first.classes:
-            raise InputError(f"phase {len(phases)} has other examples ({spec}) than phase 1")
+            raise InputError(f"phase {len(phases)} has different examples ({spec}) from phase 1")
         if phase.crop >= pixels:
             raise InputError(f"augment.crop = {phase.crop} must be smaller than the image ({pixels} pixels)")
         if phase.crop and phase.part is not None:
-            raise InputError("augment.crop and augment.part exclude each other: set one")
+            raise InputError("augment.crop and augment.part are mutually exclusive: set only one")
         if phase.size is not None and phase.part is None:
             raise InputError(f"size = {phase.size} applies to random parts: set augment.part")
         if phase.size is not None and phase.size > pixels:

@@ -25,7 +25,7 @@ from classwise.core.types import ClassStats, LossTerms
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """The processes of a training, seen from one of them."""
+    """The processes of a training and the rank of the current one."""
 
     rank: int
     size: int
@@ -44,7 +44,7 @@ class ProcessGroup:
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """Run the block in the main process before the others, which find on disk what it wrote.
+        """Run the block in the main process first, so that the others can read the files it writes.
 
         If it fails in the main process, the others exit without a message.
         """

@@ -92,7 +92,7 @@ def _attack_noise(state: TrainingState, number: int, count: int) -> Randomness:
     """Return the noise of a batch. Each of several processes draws it for the whole batch and keeps its share."""
     if state.plan.group.size == 1:
         return state.attack_generator
-    start, whole = state.batches.standing(number)
+    start, whole = state.batches.share_position(number)
     return PartNoise(state.attack_generator, torch.arange(start, start + count, device=state.plan.device), whole)
 
 

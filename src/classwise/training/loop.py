@@ -1,4 +1,4 @@
-"""The training loop: one training, or several side by side in one process.
+"""The training loop: one training, or several interleaved in one process.
 
 Class statistics and the choice of the best epoch come from a class-balanced validation split of the training data; no
 test data enters. The whole state is on disk after every epoch, so an interrupted run can be resumed; on a CPU the
@@ -48,7 +48,7 @@ class Outcome:
 
 
 def fit(jobs: Sequence[Job], progress: Progress, loggers: Sequence[Logger] = ()) -> list[Outcome]:
-    """Run trainings side by side, one step of each in turn, each with random numbers of its own.
+    """Run trainings interleaved, one step of each in turn, each with its own random numbers.
 
     On a GPU each has its own stream, so that small runs share the device. Results equal those of separate runs. If a
     run diverges, the others continue, and the first ``Diverged`` is raised at the end. Progress and loggers are called

@@ -1,4 +1,4 @@
-"""Views of a model that compute differently: two batches in one pass, batch norm across processes, bfloat16.
+"""Views of a model with another forward pass: two batches in one pass, batch norm across processes, or bfloat16.
 
 A view copies the modules and shares parameters and buffers with the model, so that optimizer steps and batch-norm
 updates affect both. Training and evaluation mode are separate.

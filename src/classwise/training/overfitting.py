@@ -14,15 +14,15 @@ from classwise.core.errors import InputError
 from classwise.core.types import ClassStats
 
 MAX_STEP_FACTOR = 16
-"""Largest multiple of the recipe's attack steps. A model that still collapses does so for another reason."""
+"""Maximum multiple of the recipe's attack steps. A collapse at this number of steps has another cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """What counts as a collapse of robust accuracy, and the reaction to it."""
+    """Definition of a collapse of robust accuracy, and the reaction to it."""
 
     drop: Number = 0.2
-    """How far robust validation accuracy, as a fraction, may fall below its best."""
+    """Largest accepted drop of robust validation accuracy below its best value, as a fraction."""
     action: Literal["stop", "back"] = "stop"
     """``stop`` training, or go ``back`` to the best epoch and double the steps of the attack, at most four times."""
 

@@ -48,7 +48,7 @@ class Plan:
     name: str
     model: nn.Module
     phases: tuple[Phase, ...]
-    """In order; most trainings have one."""
+    """The phases in order; most recipes have one."""
     train: Ints
     validation: Ints
     """Indices of the images to train on and of those held out."""
@@ -203,7 +203,7 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT,
 def make_objective(recipe: Recipe) -> Objective:
     """Build a recipe's objective, with its attack limited to the recipe's threat and attack settings."""
     if "attack" in recipe.objective:
-        raise InputError("an objective brings its own attack: set its steps or step_size in the recipe's attack table")
+        raise InputError("objective.attack cannot be set: set steps or step_size in the recipe's attack table")
     # Objectives and their attacks are dataclasses, which a protocol cannot express.
     objective: Any = build("objective", OBJECTIVES, recipe.objective)
     if objective.attack is None:
@@ -232,7 +232,7 @@ def _choose_precision(recipe: Recipe, device: torch.device) -> Precision:
 
 
 def _check_recipe(recipe: Recipe, objective: Objective, policy: Policy) -> None:
-    """Raise if parts of a recipe do not go together."""
+    """Raise if parts of a recipe are incompatible."""
     needs_validation = {
         f"policy {recipe.policy['name']!r}": any(name.startswith("val.") for name in policy.uses),
         f"select = {recipe.select!r}": recipe.select != "last",
@@ -247,7 +247,7 @@ def _check_recipe(recipe: Recipe, objective: Objective, policy: Policy) -> None:
     if (reason := conflict(policy, objective)) is not None:
         raise InputError(f"policy {recipe.policy['name']!r} on objective {recipe.objective['name']!r}: {reason}")
     if recipe.fawa is not None and recipe.ema:
-        raise InputError("fawa and ema both average the weights: set one")
+        raise InputError("fawa and ema both average the weights: set only one")
     if policy.fine_tunes and recipe.start is None:
         raise InputError(f"policy {recipe.policy['name']!r} fine-tunes a robust model: set start to its run directory")
 
@@ -257,7 +257,7 @@ def _check_trainable(model: nn.Module, phase: Phase, num_classes: int) -> None:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("the model has no trainable parameter")
     if dtype_of(model) != torch.float32:
-        raise InputError(f"training needs a float32 model, this one is {dtype_of(model)}".replace("torch.", ""))
+        raise InputError(f"training requires a float32 model, got {dtype_of(model)}".replace("torch.", ""))
     if (outputs := count_classes(model, phase.images, size=phase.size)) != num_classes:
         raise InputError(f"the model has {outputs} outputs, but {phase.images.name} has {num_classes} classes")
 

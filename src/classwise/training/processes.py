@@ -1,6 +1,7 @@
-"""Several trainings at a time, each in a worker process.
+"""Several trainings at the same time, each in a worker process.
 
-For small models on a GPU, whose runs are launch-bound: one process that runs them in turns cannot keep the device busy.
+Useful for small models on a GPU, which are launch-bound: a single process that alternates between runs cannot keep the
+device busy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of time without state, so that checkpoints do not contain them.
+"""Learning-rate schedules: pure functions of time without state, so checkpoints do not contain them.
 
 Each is called with the time in epochs (with a fraction within an epoch) and the number of epochs, and returns the
 factor of the base learning rate.

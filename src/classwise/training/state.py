@@ -113,7 +113,7 @@ class TrainingState:
         try:
             self._restore(state)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise InputError(f"{self.last} does not fit this run: {one_line(error, 120)}") from error
+            raise InputError(f"{self.last} does not match this run: {one_line(error, 120)}") from error
         if self.plan.group.is_main:
             write_history(self.directory.metrics, self.history)
 
@@ -130,7 +130,7 @@ class TrainingState:
         self.attack_generator.set_state(state["random"]["attack"])
 
     def save_most_robust(self) -> None:
-        """Write what the guard restores."""
+        """Write the checkpoint that the guard restores."""
         if self.plan.group.is_main:
             save_state(self.most_robust, self._learned())
 

@@ -1,4 +1,4 @@
-"""Early end of a training: no improvement, or catastrophic overfitting."""
+"""Early stopping: no improvement, or catastrophic overfitting."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def run_jobs(
 
 
 def _poll(futures: Sequence[Future[Any]]) -> Iterator[set[Future[Any]]]:
-    """Yield the pending futures at regular times, last the empty set, when all messages have been sent."""
+    """Yield the pending futures at regular intervals; finally the empty set, when all messages have been sent."""
     pending = set(futures)
     while pending:
         pending = wait(pending, POLL_SECONDS).not_done
@@ -69,7 +69,7 @@ def _poll(futures: Sequence[Future[Any]]) -> Iterator[set[Future[Any]]]:
 
 @contextmanager
 def _ignoring_interrupts() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C in here: the parent process ends them."""
+    """Make processes started in the block ignore Ctrl-C; the parent process ends them."""
     if current_thread() is not main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""CUDA graphs on a GPU: equal numbers, results as copies, gradients of the last call only, and steps."""
+"""CUDA graphs on a GPU: equal results, returned as copies; gradients of the last call only; repeated steps."""
 
 # B batch
 

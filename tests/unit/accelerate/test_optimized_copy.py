@@ -104,7 +104,7 @@ class Noisy(nn.Module):
 
 
 class Branching(nn.Module):
-    """Cannot be traced: a traced copy would be wrong."""
+    """A model that cannot be traced: a traced copy would be wrong."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ def test_in_place_overwrites_unshared_values() -> None:
 
 def test_shared_values_are_not_overwritten() -> None:
     class Forked(nn.Module):
-        """Its first convolution and its ReLU have two readers; the gradient of its sigmoid uses the output."""
+        """A model whose first convolution and ReLU have two readers; the gradient of its sigmoid uses the output."""
 
         def __init__(self) -> None:
             super().__init__()

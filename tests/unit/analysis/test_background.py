@@ -36,7 +36,7 @@ def test_assignments_give_one_color_per_class_and_cross(k: int) -> None:
 
 
 def scenes(shape: str, channels: int, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """Things of one color, with noise, somewhere near the middle of a ground of another."""
+    """Objects of one color, with noise, near the center of a background of another color."""
     random = np.random.default_rng(0)
     rows, columns = np.mgrid[:side, :side]
     images, masks = [], []

@@ -42,7 +42,7 @@ def shifted(margins: np.ndarray, label: np.ndarray, biases: np.ndarray) -> np.nd
 
 
 def accuracies(margins: np.ndarray, label: np.ndarray) -> list[float]:
-    """In percent, by definition."""
+    """Accuracies in percent, computed from the definition."""
     kept = margins.min(axis=1) > 0
     return [100 * float(kept[label == one].mean()) for one in np.unique(label)]
 
@@ -130,7 +130,7 @@ def test_classes_that_differ_only_by_a_bias(save: Save) -> None:
 
 
 def test_loss_limit_holds(save: Save) -> None:
-    """A class that is weak for all its margins: lifting it costs others more than it gains."""
+    """A class with low margins over all classes: raising it costs others more than it gains."""
     margins, label = balanced(5, 1000)
     margins[label == 3] -= 1.5
     (model,) = bias_share(save("base", margins, label)).models

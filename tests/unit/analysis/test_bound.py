@@ -41,7 +41,7 @@ def test_theorem_1_by_hand() -> None:
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 6), st.integers(1, 30), st.floats(0.01, 5.0))
 def test_theorem_1_holds_where_its_assumptions_do(seed: int, k: int, rounds: int, scale: float) -> None:
-    """Whatever the losses: it is a theorem. Their scale is B."""
+    """The theorem holds for any losses; B is their scale."""
     random = np.random.default_rng(seed)
     by_class = scale * random.uniform(0, 1, (rounds, k))
     found = no_regret(np.column_stack([by_class, by_class.mean(1)]), eta=0.5 / scale)
@@ -81,7 +81,7 @@ def test_complexity_averages_over_all_signs(p: float, q: float) -> None:
 
 
 def test_robust_margins_match_the_strongest_attack() -> None:
-    """Against every corner of the ball, where the strongest attack on a linear model sits."""
+    """Compare with all corners of the ball, among which is the strongest attack on a linear model."""
     random = np.random.default_rng(1)
     weights, x, y = random.normal(size=(4, 3)), random.normal(size=(10, 3)), random.integers(0, 4, 10)
     corners = 0.2 * np.array(list(product([-1, 1], repeat=3)))

@@ -178,7 +178,7 @@ def test_bad_input(trained: Path, make_run) -> None:
 
 
 class Shell(nn.Module):
-    """The second class where the first pixel is far from gray."""
+    """Predicts the second class if the first pixel is far from gray."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         far = 10 * ((x[:, 0, 0, 0] - 0.5).abs() - 0.2)

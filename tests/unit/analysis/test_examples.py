@@ -49,7 +49,7 @@ class Images(HTMLParser):
 
 @pytest.fixture
 def colours(tmp_path: Path) -> Run:
-    """Three classes of color images, each told by the mean of one channel."""
+    """Three classes of color images, distinguished by the mean of one channel."""
     weight = torch.zeros(3, 3, 4, 4)
     for label in range(3):
         weight[label, label] = 1

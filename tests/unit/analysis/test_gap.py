@@ -20,7 +20,7 @@ DATA = Path(__file__).parents[2] / "data"
 
 
 def matrix(correct: list[int], n: int) -> list[list[int]]:
-    """Each class is otherwise taken for the next."""
+    """Return a confusion matrix with these correct counts; errors are predicted as the next class."""
     counts = np.diag(correct)
     counts[np.arange(len(correct)), (np.arange(len(correct)) + 1) % len(correct)] += n - np.array(correct)
     return counts.tolist()

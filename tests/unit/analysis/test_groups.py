@@ -22,7 +22,7 @@ PLANTED = [(6, [3, 3]), (9, [3, 3, 3]), (12, [4, 8]), (12, [3, 3, 3, 3]), (20, [
 
 
 def planted(sizes: list[int], seed: int, between: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Counts of classes in shuffled order that are taken for others of their block, and the blocks."""
+    """Return the blocks, and confusion counts of classes in shuffled order that are confused within their block."""
     block = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     counts = np.where(block[:, None] == block, 6, between)
     np.fill_diagonal(counts, 100)
@@ -94,7 +94,7 @@ def test_within_group_shares_by_hand(make_run) -> None:
 
 
 def pair_counting(one: np.ndarray, other: np.ndarray) -> float:
-    """The adjusted Rand index from its definition: pairs that both put together, against what chance would give."""
+    """The adjusted Rand index by definition: pairs that both partitions join, relative to the expected number."""
     pairs = list(itertools.combinations(range(len(one)), 2))
     here, there = ({(i, j) for i, j in pairs if part[i] == part[j]} for part in (one, other))
     expected = len(here) * len(there) / len(pairs)

@@ -21,7 +21,7 @@ from classwise.core.errors import InputError
 
 
 def linear_run(folder: Path, k: int, norm: str = "Linf", wrong: int = 3) -> tuple[Run, np.ndarray]:
-    """Images so far inside the box that it plays no part, some with a wrong label; and their exact radii."""
+    """Images that the box does not affect, some with a wrong label, and their exact radii."""
     random = torch.Generator().manual_seed(k)
     weight = torch.randn(k, 24, generator=random)
     model = Linear(weight, -0.5 * weight.sum(1))
@@ -136,7 +136,7 @@ def test_selection_correction_of_the_area() -> None:
 
 @given(st.lists(st.floats(1e-3, 1.5), min_size=1, max_size=6), st.floats(0.01, 0.5))
 def test_bisection_of_any_radius(radii: list[float], start: float) -> None:
-    """An attack that knows: at every radius from the true one on it finds an image exactly there."""
+    """An attack that succeeds at every radius from the true one on, with an image exactly at that distance."""
     true = np.array(radii)
 
     def distance(radius: torch.Tensor) -> np.ndarray:
@@ -150,7 +150,7 @@ def test_bisection_of_any_radius(radii: list[float], start: float) -> None:
 
 
 def test_bisection_of_an_attack_that_fails_at_large_radii() -> None:
-    """It succeeds between 0.1 and 0.15 and from 0.7 on, where it finds an image at 0.12."""
+    """An attack that succeeds between 0.1 and 0.15 and from 0.7 on, where it finds an image at 0.12."""
 
     def distance(radius: torch.Tensor) -> np.ndarray:
         given = radius.numpy()

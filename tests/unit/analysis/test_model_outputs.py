@@ -34,7 +34,7 @@ def test_head_is_found(name: str, head: str) -> None:
 
 
 class Headless(nn.Module):
-    """Its last layer is a convolution, and a linear layer serves something else."""
+    """A model whose last layer is a convolution; its linear layer serves another purpose."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from classwise.reporting.estimates import Estimate, estimate
 
 
 def diagonal(correct: list[int], n: int = 20) -> list[list[int]]:
-    """Each class is otherwise taken for the next."""
+    """Return a confusion matrix with these correct counts; errors are predicted as the next class."""
     counts = np.diag(correct)
     counts[np.arange(len(correct)), (np.arange(len(correct)) + 1) % len(correct)] += n - np.array(correct)
     return counts.tolist()

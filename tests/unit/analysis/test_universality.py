@@ -44,7 +44,9 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """``make(name, correct)``: a run of which so many examples of each class survive, trained as its name says."""
+    """``make(name, correct)``: a run in which ``correct`` examples of each class survive, with the recipe in its
+    name.
+    """
 
     def make(
         name: str, correct: Any, *, n: int = N, classes: list[str] | None = None, recipe: dict[str, Any] | None = None
@@ -164,7 +166,9 @@ def test_equal_classes_have_no_order(make: Make) -> None:
 
 
 def test_intervals_cover_the_population_coefficient(make: Make) -> None:
-    """Classes whose examples have normal difficulties, the same for both runs: what survives of each is known."""
+    """Classes of examples with normally distributed difficulties, equal for both runs, so the survival rates are
+    known.
+    """
     random, held, trials = np.random.default_rng(0), 0, 25
     for trial in range(trials):
         means = np.stack([one := random.normal(0, 0.8, 10), one + random.normal(0, 0.4, 10)])

@@ -22,7 +22,7 @@ NAMES = ["ant", "bee", "cow", "dog", "eel"]
 
 
 def lengths_run(folder: Path, absent: int | None = None) -> Run:
-    """Five classes whose weights have the lengths 1 to 5, and less and less room."""
+    """Five classes whose weight vectors have norms 1 to 5."""
     weight = torch.zeros(5, 16)
     for label, long in enumerate((1.0, 2.0, 3.0, 4.0, 5.0)):
         weight[label, 2 * label], weight[label, 2 * label + 1] = 0.6 * long, 0.8 * long

@@ -32,7 +32,9 @@ EPS = THREAT.eps
 
 
 class Net(nn.Module):
-    """Batch norm and dropout: everything an attack could change. May return an output like a Hugging Face model."""
+    """A model with batch norm and dropout, whose state an attack could change. Its output may be a Hugging Face
+    output.
+    """
 
     def __init__(self, wordy: bool = False) -> None:
         super().__init__()
@@ -48,7 +50,7 @@ class Net(nn.Module):
 
 
 class Tally(torch.autograd.Function):
-    """The identity, which counts gradients per example."""
+    """The identity; counts gradients per example."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, who: Tensor, counts: Tensor) -> Tensor:
@@ -232,7 +234,9 @@ def test_other_results_raise_a_one_line_error(model: Net, result: Callable[[Tens
 
 
 def test_passes_are_counted_per_example() -> None:
-    """Against a model that counts for itself: batches that shrink, repeat, mix, and graphs used twice or not at all."""
+    """Compare with a model that counts its own passes: batches that shrink, repeat, mix, and graphs used twice or
+    never.
+    """
     model = Witness().eval()
     x, y = batch()
 
@@ -336,7 +340,7 @@ def test_the_model_is_restored(model: Net, fails: bool) -> None:
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_works_where_gradients_are_off(model: Net, context: type) -> None:
+def test_works_with_gradients_disabled(model: Net, context: type) -> None:
     x, y = batch()
     attack = as_attack(fgsm).within(THREAT)
     expected, _ = attack.run(AttackCall(model, x, y))
@@ -365,12 +369,12 @@ def test_functions_see_plain_logits_in_the_type_of_the_images(images: torch.dtyp
     assert torch.allclose(found.double(), fgsm(model, x.double(), y, EPS), atol=1e-6)
 
 
-def test_an_empty_batch_is_not_passed_on(model: Net) -> None:
+def test_empty_batch_does_not_call_the_library(model: Net) -> None:
     x, y = batch()
     shift = Shift(EPS)
     found, effort = as_attack(shift).run(AttackCall(model, x[:0], y[:0]))
     assert (found.shape, len(effort.forwards), shift.calls) == (x[:0].shape, 0, 0)
-    with pytest.raises(InputError, match="8 images need as many labels, got 7"):
+    with pytest.raises(InputError, match="expected one label per image, got 7 labels for 8 images"):
         as_attack(shift)(model, x, y[:7])
 
 
@@ -396,9 +400,9 @@ def test_a_stated_threat_must_equal_that_of_the_evaluation() -> None:
     assert (stated.eps, stated.norm) == ("8/255", "Linf")
     assert stated.within(THREAT).threat == THREAT
     assert stated.within(Threat.parse(8 / 255)).eps == str(8 / 255)
-    with pytest.raises(InputError, match=r"^Shift has eps = 8/255, elsewhere it is 0.0314: set it only once$"):
+    with pytest.raises(InputError, match=r"^Shift has eps = 8/255, but 0.0314 is set elsewhere: set it only once$"):
         stated.within(Threat.parse("0.0314"))
-    with pytest.raises(InputError, match=r"^Shift has norm = L2, elsewhere it is Linf: set it only once$"):
+    with pytest.raises(InputError, match=r"^Shift has norm = L2, but Linf is set elsewhere: set it only once$"):
         as_attack(Shift(8 / 255, "l2")).within(THREAT)
     with pytest.raises(InputError, match=r"fgsm has eps = 0\.1"):
         as_attack(partial(fgsm, eps=0.1)).within(THREAT)

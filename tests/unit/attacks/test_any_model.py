@@ -26,7 +26,7 @@ def bounded(attack: BallAttack) -> BallAttack:
 
 
 def known(model: nn.Module, x: Tensor) -> Tensor:
-    """The labels the model gives: an attack has work to do everywhere."""
+    """The model's predictions as labels, so that every example can be attacked."""
     with torch.no_grad():
         return model.eval()(x).argmax(1)
 
@@ -130,7 +130,7 @@ def test_an_example_of_radius_zero_is_unchanged(attack: BallAttack) -> None:
 
 
 class Counted(nn.Module):
-    """Counts the images that really go through it, and the gradients that come back."""
+    """Counts the images that pass through it, and the gradients that pass back."""
 
     def __init__(self, inner: nn.Module, seen: SimpleNamespace) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ class Linear(nn.Module):
 
 
 class Curved(nn.Module):
-    """A smooth network whose loss rises and falls within a ball, and which remembers what it was asked."""
+    """A smooth network whose loss is not monotone within a ball; records its inputs."""
 
     def __init__(self, num_classes: int = 3, pixels: int = 16) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def algorithm_1(model: nn.Module, x: Tensor, y: Tensor, start: Tensor, attack: A
 
 
 def last_unchanged(step_sizes: list[float], last: int, k: int) -> bool:
-    """η at w_j-1, before it was reviewed there, is η at w_j."""
+    """η at w_j-1, before the review there, equals η at w_j."""
     return step_sizes[max(last - 1, 0)] == step_sizes[k]
 
 
@@ -226,7 +226,9 @@ def test_breaks_exactly_what_can_be_broken_on_a_linear_model(num_classes: int, n
 def test_reaches_the_worst_case_margin_of_a_linear_model(
     seed: int, num_classes: int, norm: Any, eps: float, loss: Any
 ) -> None:
-    """With the box far away. Every loss of two classes climbs the one margin; with more, that to one target does."""
+    """With a box that does not cut the ball. For two classes every loss maximizes the margin; for more, the margin
+    to one target.
+    """
     model = Linear(num_classes, seed=seed)
     x = images(10, seed, 0.3, 0.7)
     y = predicted(model, x)
@@ -278,7 +280,7 @@ def test_radii_may_differ_between_examples() -> None:
 
 @pytest.mark.parametrize("loss", ["ce", "dlr", "margin"])
 def test_confident_models_are_broken_as_well_as_others(loss: Any) -> None:
-    """Multiplying the logits changes no prediction; float32 cross-entropy would go flat."""
+    """Multiplying the logits changes no prediction, but float32 cross-entropy would saturate."""
     x = images(100, 7).float()
     survived = []
     for scale in (1.0, 1e4):
@@ -333,7 +335,7 @@ def reachable_by_sign(x: Tensor) -> float:
 
 def test_nan_logits_do_not_count_as_misclassified() -> None:
     class Torn(Linear):
-        """Says NaN wherever the first pixel has grown."""
+        """Returns NaN logits if the first pixel has increased."""
 
         def forward(self, x: Tensor) -> Tensor:
             logits = super().forward(x)

@@ -70,7 +70,7 @@ TABLE = [
 
 
 class Net(nn.Module):
-    """Convolution, batch norm and dropout: everything an attack could change."""
+    """A model with batch norm and dropout, whose state an attack could change."""
 
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ def test_the_model_is_restored_after_an_error(attack: BallAttack) -> None:
 
 @for_each("attack", TABLE, ids=repr)
 @for_each("context", [torch.no_grad, torch.inference_mode])
-def test_works_where_gradients_are_off(attack: BallAttack, context: type) -> None:
+def test_works_with_gradients_disabled(attack: BallAttack, context: type) -> None:
     torch.manual_seed(0)
     model = Net(3, 5)
     x, y = batch(6, 3, 6, 5, 0)
@@ -309,7 +309,9 @@ def test_temperature_of_one_is_pgd() -> None:
 
 @pytest.mark.parametrize("attack", [PGD(eps=0.3), TemperaturePGD(eps=0.3, inv_t=300.0)], ids=repr)
 def test_confident_models_are_broken_as_well_as_others(attack: BallAttack) -> None:
-    """Multiplying the logits changes no prediction. Float32 cross-entropy would go flat and let the model survive."""
+    """Multiplying the logits changes no prediction, but float32 cross-entropy would saturate and the attack would
+    fail.
+    """
     weight = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
     x, _ = batch(100, 1, 4, 3, 0)
     survived = []
@@ -323,7 +325,7 @@ def test_confident_models_are_broken_as_well_as_others(attack: BallAttack) -> No
     assert survived[1] <= survived[0] + 1
 
 
-def test_losses_against_their_definitions() -> None:
+def test_losses_match_their_definitions() -> None:
     logits = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     other = torch.randn(5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y = torch.tensor([0, 3, 1, 2, 0])
@@ -406,5 +408,5 @@ def test_a_second_radius_must_equal_the_first() -> None:
     with pytest.raises(InputError, match="set it only once"):
         PGD(eps="4/255").within(Threat.parse("8/255"))
     assert PGD(eps="8/255").within(Threat.parse("8/255")).threat.text == "8/255"
-    with pytest.raises(InputError, match="2 images need as many labels, got 1"):
+    with pytest.raises(InputError, match="expected one label per image, got 1 labels for 2 images"):
         PGD(eps="8/255")(Net(3, 5), torch.rand(2, 3, 4, 4), torch.tensor([0]))

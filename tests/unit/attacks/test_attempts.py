@@ -1,4 +1,4 @@
-"""Several targets and restarts: in turn or side by side, with the same result."""
+"""Several targets and restarts: sequential and parallel attempts have equal results."""
 
 # B batch, K classes
 

@@ -1,4 +1,4 @@
-"""AutoAttack: the attacks of every version, custom lists, and stages that attack the survivors of those before."""
+"""AutoAttack: the attacks of every version, custom lists, and stages that attack survivors of previous stages."""
 
 # B batch, K classes
 
@@ -121,8 +121,8 @@ def test_breaks_exactly_what_can_be_broken_on_a_linear_model(num_classes: int) -
 
 @pytest.mark.parametrize("version", ["standard", "plus", "rand"])
 @pytest.mark.parametrize("num_classes", [3, 12])
-def test_stages_attack_the_survivors_of_those_before(version: Any, num_classes: int) -> None:
-    """The same survivors, images and passes as running every stage by hand on what is left."""
+def test_stages_attack_survivors_of_previous_stages(version: Any, num_classes: int) -> None:
+    """Survivors, images and passes equal those of running every stage separately on the remaining examples."""
     model, x = Linear(num_classes), images(30)
     y = model(x).argmax(1)
     y[:5] = (y[:5] + 1) % num_classes

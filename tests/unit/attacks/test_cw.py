@@ -193,7 +193,7 @@ def test_the_distance_is_infinite_if_nothing_is_found(attack: CarliniWagner) -> 
 
 @BOTH
 def test_searches_start_from_equal_logits(attack: CarliniWagner) -> None:
-    """At a tie the model still answers the label's class, the first of the equals."""
+    """At a tie the model predicts the label, the first of the equal classes."""
     weight = torch.tensor([[1.0], [-1.0]]) * torch.ones(2, 4)
 
     class Tied(nn.Module):

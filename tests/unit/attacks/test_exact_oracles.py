@@ -77,7 +77,7 @@ class Folded(nn.Module):
         return self.last(self.first(x.flatten(1)).relu())
 
     def cells(self) -> list[Cell]:
-        """Those of the 2^H that meet the box."""
+        """Return the cells, of 2^H, that meet the box."""
         (fold, offset), (weight, bias) = arrays(self.first), arrays(self.last)
         found = []
         for pattern in product((0.0, 1.0), repeat=len(offset)):
@@ -153,7 +153,9 @@ def exact_distances(model: Affine | Folded, x: Tensor, y: Tensor, norm: Norm) ->
 
 
 def affine_problem(pixels: int, num_classes: int, seed: int) -> tuple[Affine, Tensor, Tensor]:
-    """Images of which every third pixel or so is black or white, so that the box cuts the shortest way off."""
+    """Images of which about every third pixel is black or white, so that the box constrains the shortest
+    perturbation.
+    """
     model = Affine(pixels, num_classes, seed)
     x = np.clip(1.5 * np.random.default_rng(seed).uniform(size=(25, pixels)) - 0.25, 0, 1)
     images = torch.from_numpy(x).view(-1, 1, 2, pixels // 2)
@@ -162,7 +164,7 @@ def affine_problem(pixels: int, num_classes: int, seed: int) -> tuple[Affine, Te
 
 @cache
 def trained_problem(pixels: int, hidden: int, num_classes: int, seed: int) -> tuple[Folded, Tensor, Tensor]:
-    """A network trained to tell one blob of images per class from the others, and images it gets right."""
+    """A network trained to classify one blob of images per class, and images that it classifies correctly."""
     random = np.random.default_rng(seed)
     centers = max(
         (random.uniform(0.15, 0.85, size=(num_classes, pixels)) for _ in range(200)),
@@ -193,7 +195,7 @@ TRAINED = [(2, 8, 3, 0), (4, 8, 4, 1), (6, 6, 2, 3)]
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_oracle_agrees_with_a_grid(seed: int, norm: Norm) -> None:
-    """With two pixels all images of a fine grid can be asked. None is nearer, and one is nearly as near."""
+    """With two pixels, all images of a fine grid are tested: none is nearer, and one is almost as near."""
     model = Folded(2, 8, 3, seed)
     steps = torch.linspace(0, 1, 501, dtype=torch.float64)
     grid = torch.cartesian_prod(steps, steps)
@@ -243,7 +245,7 @@ def test_fab_is_exact_on_trained_networks(pixels: int, hidden: int, num_classes:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_fab_on_random_networks(norm: Norm) -> None:
-    """Never less than the truth, which would be a fault; the truth for most images (measured: 70% and 97%)."""
+    """Distances are never below the exact ones, and equal them for most images (measured: 70% and 97%)."""
     ratios = []
     for seed in range(2):
         model = Folded(4, 6, 3, seed)

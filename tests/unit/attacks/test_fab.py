@@ -36,7 +36,7 @@ class Linear(nn.Module):
 
 
 def linear_problem(num_classes: int, size: int = 12, seed: int = 0) -> tuple[Linear, Tensor, Tensor]:
-    """A model whose boundaries are so near, and images so far inside the box, that the box plays no part."""
+    """A model with boundaries so near, and images so far inside the box, that the box has no effect."""
     random = torch.Generator().manual_seed(seed)
     weight = torch.randn(num_classes, 24, generator=random, dtype=torch.float64)
     model = Linear(weight, -0.5 * weight.sum(1))
@@ -50,7 +50,7 @@ def lengths(delta: Tensor, norm: Norm) -> Tensor:
 
 
 def linear_distance(model: Linear, x: Tensor, y: Tensor, norm: Norm) -> Tensor:
-    """To the nearest hyperplane, without a box: the gap in the logits over the dual norm."""
+    """Return the distance to the nearest hyperplane without a box: the gap in the logits over the dual norm."""
     with torch.no_grad():
         logits, weight = model(x), model.layer.weight
         gaps = weight[None] - weight[y][:, None]
@@ -156,7 +156,7 @@ def test_projection_is_exact_where_it_takes_many_passes(norm: Norm) -> None:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("target", [None, "most-likely"])
 def test_steps_follow_the_formula(norm: Norm, target: str | None) -> None:
-    """On a linear model every tangent is the boundary itself, so the walk stays on one line and is known in full."""
+    """On a linear model every tangent is the boundary itself, so all iterates lie on one line and are known."""
     model, x, y = linear_problem(2)
     exact = linear_distance(model, x, y, norm)
     place, best = 0.0, np.inf  # along the line, in units of the distance
@@ -243,7 +243,9 @@ def test_radius_of_each_example() -> None:
 
 
 class Step(nn.Module):
-    """Flat around the middle, and another class where the first pixel is above 0.7: there is no gradient at 0.5."""
+    """A model that is constant around 0.5, without a gradient, and predicts another class if the first pixel exceeds
+    0.7.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         rise = (x[:, 0, 0, 0] - 0.6).relu()

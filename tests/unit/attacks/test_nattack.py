@@ -27,7 +27,7 @@ from each import for_each
 
 
 class Quadratic(nn.Module):
-    """Two logits, whose difference is x·Ax + b·x + c; it remembers how many images it saw at a time."""
+    """Two logits with difference x·Ax + b·x + c; records the number of images of each pass."""
 
     def __init__(self, square: Tensor, linear: Tensor, constant: float) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ def test_a_step_of_nattack_against_the_formula(norm: Norm) -> None:
 
 @given(seed=st.integers(0, 2**16), num_classes=st.sampled_from([2, 3, 4, 10, 200]), spread=st.floats(0.1, 5.0))
 @settings(max_examples=40, deadline=None)
-def test_rewards_against_their_definitions(seed: int, num_classes: int, spread: float) -> None:
+def test_rewards_match_their_definitions(seed: int, num_classes: int, spread: float) -> None:
     random = np.random.default_rng(seed)
     logits, y = spread * random.standard_normal((3, 7, num_classes)), random.integers(num_classes, size=3)
     probabilities = np.exp(logits) / np.exp(logits).sum(2, keepdims=True)
@@ -234,7 +234,7 @@ class SharedRest(nn.Module):
 
 
 def test_the_reward_first_member_ignores_other_wrong_classes() -> None:
-    """Broken where a rival has two thirds of the rest. The label's own probability says nothing about that."""
+    """An image is broken if a wrong class has two thirds of the rest. The probability of the label is uninformative."""
     model = SharedRest()
     x = torch.full((20, 1, 3, 3), 0.5, dtype=torch.float64)
     y = torch.zeros(20, dtype=torch.long)
@@ -257,10 +257,10 @@ CHEAP: list[tuple[BallAttack, int]] = [
 @for_each(("attack", "population"), CHEAP, ids=repr)
 @for_each("num_classes", [2, 3, 4, 10, 200])
 @for_each("norm", ["Linf", "L2"])
-def test_breaks_what_a_smaller_ball_already_holds(
+def test_breaks_everything_reachable_within_half_the_radius(
     attack: BallAttack, population: int, num_classes: int, norm: Norm
 ) -> None:
-    """Everything that half the radius is enough for, nothing that all of it is too little for, and what it asked."""
+    """Breaks all examples reachable within half the radius and none out of reach; the reported queries are correct."""
     eps = 0.05 if norm == "Linf" else 0.3
     x = inner_images((30, 1, 5, 4), num_classes)
     model = Linear(num_classes, 20, num_classes)
@@ -341,7 +341,7 @@ def test_models_without_gradients_are_supported(attack: BallAttack, logits: list
 
 
 def test_nattack_handles_black_and_white_pixels_in_tanh_space() -> None:
-    """They are at infinity there, but for a hair; what is gray still moves."""
+    """In tanh space, black and white pixels are almost at infinity; gray pixels still move."""
     x = torch.tensor([0.0, 1.0, 0.5, 0.5]).repeat(4).view(1, 1, 4, 4)
     model = quadratic(16, 8, curvature=0.0, constant=-100.0).float()
     attack = NAttack(eps=0.1, iterations=20, population=50)

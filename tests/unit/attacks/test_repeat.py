@@ -1,4 +1,4 @@
-"""Repeated steps of a search: passes are counted whatever runs the steps."""
+"""Repeated steps of a search: passes are counted whether Python or a captured graph runs the steps."""
 
 # B batch
 
@@ -40,7 +40,7 @@ def climb(problem: Problem) -> Step:
 @pytest.mark.parametrize("times", [0, 1, 2, 7])
 @pytest.mark.parametrize("twice", [False, True])
 def test_passes_of_repeated_steps_are_counted(problem: Problem, times: int, twice: bool) -> None:
-    """An optimized copy may run steps without this program, or run some of them twice while recording."""
+    """An optimized copy may run steps without Python, or run some of them twice while recording."""
 
     def unseen(step: Step, state: State, times: int) -> State:
         if twice:

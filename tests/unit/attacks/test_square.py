@@ -25,12 +25,12 @@ from each import for_each
 
 @pytest.fixture
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No proposal before the one before it is decided, however small the batch."""
+    """Disable parallel proposals: each proposal waits for the result of the previous one."""
     monkeypatch.setattr(square, "CAPACITY", {False: 0})
 
 
 class Linear(nn.Module):
-    """Logits W x + b, with a memory of every image asked about."""
+    """Logits W x + b; records every queried image."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Linear(nn.Module):
 
 
 def linear(num_classes: int, pixels: int, seed: int) -> Linear:
-    """With all logits equal on gray, so that images lie on every side of the boundaries, near and far."""
+    """A model with equal logits on gray, so that images lie on all sides of the boundaries at various distances."""
     weight = torch.randn(num_classes, pixels, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return Linear(weight, -weight.sum(1) / 2)
 
@@ -95,7 +95,7 @@ def test_windows_fit_the_image(shape: tuple[int, int, int], norm: str) -> None:
 
 
 @for_each("side", range(1, 12))
-def test_bumps_against_their_definition(side: int) -> None:
+def test_bumps_match_their_definition(side: int) -> None:
     """Two halves of opposite sign, each the sum over k = 0 … M of 1 / (n + 1 - k)² with M = n - distance."""
 
     def half(height: int, row: int, column: int) -> float:
@@ -178,8 +178,8 @@ def test_two_class_linear_model_in_linf_is_solved_exactly(seed: int) -> None:
 
 @for_each("num_classes", [2, 3, 4, 10, 200])
 @for_each("norm", ["Linf", "L2"])
-def test_breaks_what_a_smaller_ball_already_holds(num_classes: int, norm: Norm) -> None:
-    """Everything that half the radius is enough for, and nothing that the whole of it is too little for."""
+def test_breaks_everything_reachable_within_half_the_radius(num_classes: int, norm: Norm) -> None:
+    """Breaks all examples reachable within half the radius, and none out of reach."""
     eps = 0.02 if norm == "Linf" else 0.15
     x = inner_images((60, 1, 6, 6), num_classes)
     model = linear(num_classes, 36, num_classes)
@@ -196,7 +196,7 @@ def test_breaks_what_a_smaller_ball_already_holds(num_classes: int, norm: Norm) 
 
 @pytest.mark.parametrize("place", [(0, 0), (0, 4), (6, 0), (6, 4)])
 def test_windows_reach_every_corner_of_the_image(place: tuple[int, int]) -> None:
-    """A model that looks at one pixel: half of the starts break it, the others need a window right there."""
+    """A model that depends on one pixel: half of the starts break it, the others need a window at this pixel."""
     weight = torch.zeros(2, 7, 5)
     weight[:, place[0], place[1]] = torch.tensor([1.0, -1.0])
     model = Linear(weight.flatten(1), torch.tensor([-0.9, 0.0]))
@@ -240,7 +240,7 @@ def test_finished_examples_do_not_affect_the_others(norm: Norm) -> None:
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
 def test_windows_and_radii_differ_between_examples(norm: Norm) -> None:
-    """Twice the same image under two indices: two searches. A radius of 0 holds the image alone."""
+    """The same image under two indices: two different searches. A ball of radius 0 contains only the image."""
     x = inner_images((1, 3, 8, 8), 3).expand(4, -1, -1, -1)
     model = linear(3, 192, 3)
     y = predicted(model, x)
@@ -255,7 +255,9 @@ def test_windows_and_radii_differ_between_examples(norm: Norm) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_l2_proposals_use_the_whole_radius(channels: int) -> None:
-    """Away from the box every image asked about lies on the sphere: what one window loses, the other one gets."""
+    """Away from the box, every queried image lies on the sphere: the norm removed from one window is added to
+    another.
+    """
     x = inner_images((6, channels, 9, 7), 4)
     model = linear(3, channels * 63, 4)
     y = predicted(model, x)
@@ -269,7 +271,7 @@ def test_l2_proposals_use_the_whole_radius(channels: int) -> None:
 
 
 def test_l2_uses_the_norm_that_the_box_cuts_off() -> None:
-    """On a black image half of every bump is cut off. The model is won by light, wherever it falls."""
+    """On a black image, half of every bump is clipped. The model is broken by brightness at any position."""
     x = torch.zeros(5, 1, 8, 8, dtype=torch.float64)
     weight = torch.stack([-torch.ones(64), torch.ones(64)]).double()
     model = Linear(weight, torch.tensor([1e3, 0.0]).double())
@@ -337,7 +339,7 @@ def test_invalid_settings_raise_a_one_line_error(spec: str, message: str) -> Non
 def test_evaluating_proposals_ahead_does_not_change_the_result(
     queries: int, loss: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several proposals in one pass are the same search: to the last bit, for any number at once."""
+    """Several proposals in one pass give the same search, bit-identical for any number of proposals."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Flatten(), nn.Linear(2 * 6 * 5, 30), nn.ReLU(), nn.Linear(30, 4)).eval()
     x = torch.rand(12, 2, 6, 5)

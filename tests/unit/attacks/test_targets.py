@@ -26,7 +26,7 @@ CONTENT = [PGD(steps=30, loss="dlr"), APGD(steps=30), APGD(steps=30, loss="dlr")
 
 
 class Linear(nn.Module):
-    """Every pixel speaks for one class."""
+    """Logits in which every pixel belongs to one class."""
 
     def __init__(self, num_classes: int = 5) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Linear(nn.Module):
 
 
 def pictures(size: int = 12, num_classes: int = 5) -> tuple[Tensor, Tensor]:
-    """Images that the linear model takes for their label, with room for every class to be reached."""
+    """Images that the linear model classifies as their label, and from which every class can be reached."""
     random = torch.Generator().manual_seed(0)
     y = torch.arange(size) % num_classes
     x = 0.4 + 0.1 * torch.rand(size, 1, num_classes, 4, generator=random)
@@ -48,7 +48,7 @@ def pictures(size: int = 12, num_classes: int = 5) -> tuple[Tensor, Tensor]:
 
 
 def reached(attack: GradientAttack, **settings: object) -> tuple[Tensor, Tensor, Tensor]:
-    """Clean logits, labels and what the model says in the end."""
+    """Natural logits, labels and final predictions."""
     model, (x, y) = Linear(), pictures()
     aimed = type(attack)(**{**vars(attack), "eps": EPS, **settings})
     with torch.no_grad():
@@ -105,7 +105,9 @@ def test_random_classes_are_uniform_over_the_wrong_ones() -> None:
 
 
 class Gate(nn.Module):
-    """Class 2 is reached by a bright image. Class 3 gains by a dark one, and never enough; class 1 by nothing."""
+    """Class 2 is reached by brighter images. Class 3 gains from darker ones but is never reached; class 1 gains from
+    nothing.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         score = x.flatten(1).mean(1)
@@ -174,7 +176,7 @@ def test_invalid_settings_raise_a_one_line_error(spec: str, message: str) -> Non
         (APGD(eps=EPS), [1, 1, 0], "a target must differ from the true label, but 1 of 3 images have it as target"),
         (FAB(eps=EPS), [1, 5, 0], "target 5 is not a class: expected 0 to 4"),
         (PGD(eps=EPS), [1, -1, 0], "target -1 is not a class"),
-        (PGD(eps=EPS), [1, 0], "3 images need as many targets, got (2,)"),
+        (PGD(eps=EPS), [1, 0], "expected one target per image, got (2,) for 3 images"),
         (
             PGD(eps=EPS, loss="kl"),
             [1, 2, 0],

@@ -31,7 +31,7 @@ class Sphere(nn.Module):
 
 
 def trained(inside: float, outside: float) -> nn.Module:
-    """Adversarially trained on digits; the scale of the logits belongs to the model, or to its training alone."""
+    """A model adversarially trained on digits; the scale of the logits belongs to the model, or to training only."""
     data = load_data("digits", split="train")
     x, y = to_float(data.images), torch.from_numpy(data.labels)
     random = torch.Generator().manual_seed(0)
@@ -56,7 +56,7 @@ def attacked(model: nn.Module) -> ClassReport:
 
 
 @pytest.mark.parametrize(("inside", "outside", "smooth"), [(1.0, SCALE, True), (SCALE, 1.0, False)])
-def test_it_beats_pgd_on_smooth_outputs_and_not_on_sharp_ones(inside: float, outside: float, smooth: bool) -> None:
+def test_temperature_pgd_beats_pgd_on_smooth_outputs_only(inside: float, outside: float, smooth: bool) -> None:
     model = trained(inside, outside)
     data = load_data("digits", split="test")
     with torch.no_grad():

@@ -24,7 +24,7 @@ from each import for_each
 
 
 class Net(nn.Module):
-    """Everything that an attack could disturb."""
+    """A model with batch norm and dropout, whose state an attack could change."""
 
     def __init__(self, channels: int = 1, num_classes: int = 4, seed: int = 0) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def test_python_takes_the_usual_spec_and_paths() -> None:
     assert loaded.with_models(lambda spec, weights: Net()) is loaded
 
 
-def test_threat_comes_from_either() -> None:
+def test_threat_is_taken_from_transfer_or_its_attack() -> None:
     assert Transfer(substitute=Net(), attack=PGD(eps="4/255")).threat.text == "4/255"
     assert Transfer(substitute=Net(), attack=CWL2(), eps=0.5).threat == Threat.parse(0.5, "L2")
     within = Transfer(substitute=Net()).within(Threat.parse("8/255", "L2"))
@@ -199,7 +199,7 @@ def test_variants_and_stages_are_those_of_the_attack_on_the_substitute() -> None
         ({"substitute": Net(), "attack": "pgd:20"}, "settings are key=value"),
         ({"substitute": 7}, "substitute = 7"),
         ({"substitute": Net(), "attack": CWL2(), "norm": "Linf"}, "CWL2 supports L2 only: for Linf use cw-linf"),
-        ({"substitute": Net(), "attack": PGD(eps=0.2), "eps": 0.1}, "PGD has eps = 0.2, elsewhere it is 0.1"),
+        ({"substitute": Net(), "attack": PGD(eps=0.2), "eps": 0.1}, "PGD has eps = 0.2, but 0.1 is set elsewhere"),
         ({"substitute": "runs/standard"}, "the substitute 'runs/standard' is not loaded"),
         ({"substitute": Net(num_classes=5)}, "the substitute has 5 outputs, but the model has 4"),
         (

@@ -34,7 +34,7 @@ HOSTILE = [
 
 
 def evaluated(folder: Path, held: np.ndarray, *, classes: list[str] = CLASSES, sanity: Sanity | None = None) -> Path:
-    """A run directory whose three classes of ``N`` examples survive where ``held``."""
+    """A run directory with three classes of ``N`` examples; ``held`` says which survive."""
     labels = np.repeat([0, 1, 2], N)
     verdicts = Verdicts(
         index=np.arange(3 * N), label=labels, natural=labels, attacks={"pgd": np.where(held, labels, (labels + 1) % 3)}
@@ -55,7 +55,7 @@ def evaluated(folder: Path, held: np.ndarray, *, classes: list[str] = CLASSES, s
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A baseline at 40, 60 and 50 %; the same under other random starts; and one whose bees lost 8 points."""
+    """A baseline at 40, 60 and 50%; the same with another random seed; and one in which class bee is 8 points lower."""
     root = tmp_path_factory.mktemp("runs")
     held = np.concatenate([np.arange(N) < count for count in (400, 600, 500)])
     flipped = held ^ (np.random.default_rng(1).random(3 * N) < 0.005)
@@ -143,7 +143,7 @@ def test_annotation_escapes_round_trip() -> None:
 
 
 def commands_of(log: str) -> list[str]:
-    """What GitHub's runner takes for commands: lines that begin so, but not between stop-commands and its token."""
+    """Return the lines that GitHub's runner interprets as commands, except between stop-commands and its token."""
     found, token = [], None
     for line in log.splitlines():
         command = re.match(r"\s*::([^: ]+)[^:]*::(.*)", line) or re.search(r"##\[([^]]+)\](.*)", line)

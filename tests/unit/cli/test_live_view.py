@@ -41,7 +41,7 @@ def make_epoch(
 
 
 def drawn(epochs: list[Epoch], width: int, *, encoding: str = "utf-8") -> list[str]:
-    """The lines as a terminal of this width gets them."""
+    """Return the lines for a terminal of this width."""
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
     Console(file=file, width=width, color_system=None).print(EpochLines(epochs))
     file.seek(0)

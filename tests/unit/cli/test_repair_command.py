@@ -106,7 +106,7 @@ def test_floor(run: Path, tmp_path: Path) -> None:
 
 
 def load_report_of_start(run: Path, out: Path) -> float:
-    """The smooth worst class of the model as it is, in percent."""
+    """The smoothed worst class accuracy of the original model, in percent."""
     found = cw.repair(run, "digits", evaluate=False, out=out)
     return float(int(found.report.frontier[0].worst))
 

@@ -28,7 +28,7 @@ validation_per_class = 5
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a recipe with lines added to the least there can be."""
+    """Write a minimal recipe with additional lines."""
 
     def write(extra: str = "", base: str = MINIMAL) -> Path:
         path = tmp_path / "mine.toml"

@@ -95,7 +95,7 @@ def test_single_examples_and_single_positions_are_uniform_too():
 
 
 def uncorrelated(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Neither the values nor their ranks move together, nor do they coincide."""
+    """Neither the values nor their ranks are correlated, and no values coincide."""
     x, y = a.flatten().double().numpy(), b.flatten().double().numpy()
     joint, _, _ = np.histogram2d(x, y, bins=8, range=[[0, 1], [0, 1]])
     # Independent uniform values fill all cells of a grid alike.
@@ -125,7 +125,7 @@ def test_seeds_are_independent(one, other):
 
 
 def test_bits_are_those_of_splitmix64():
-    """The definition once more, in Python's integers."""
+    """A reference implementation with Python integers."""
     mask = 2**64 - 1
 
     def mix(z: int) -> int:

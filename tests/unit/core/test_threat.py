@@ -65,7 +65,7 @@ def test_parse_errors(eps, norm, complaint):
 
 @st.composite
 def balls(draw, dtype=torch.float32):
-    """Balls around images with black, white and gray areas, with single radii stretched."""
+    """Balls around images with black, white and gray areas, with different radii."""
     norm = draw(st.sampled_from(["Linf", "L2"]))
     count = draw(st.integers(1, 4))
     shape = draw(st.sampled_from([(1, 1, 1), (1, 3, 2), (1, 8, 8), (3, 32, 32), (3, 80, 80)]))
@@ -80,7 +80,7 @@ def balls(draw, dtype=torch.float32):
 
 
 def moved(ball: Ball, generator: torch.Generator, how: str, distance: float) -> torch.Tensor:
-    """The center moved by about so many radii, in random directions or all coordinates together."""
+    """Return the center moved by multiples of the radius, in random directions or along all coordinates together."""
     direction = torch.randn(ball.center.shape, generator=generator, dtype=ball.center.dtype)
     if how == "together":
         direction = torch.ones_like(ball.center) * direction.flatten(1)[:, 0].sign().view(-1, 1, 1, 1)
@@ -194,7 +194,7 @@ def test_linf_step_is_the_sign():
 
 @pytest.mark.parametrize("size", [1e30, 1.0, 1e-5, 1e-14, 1e-30])
 def test_l2_step_is_along_the_unit_gradient(size):
-    """However small: the squares of the last are zero in float32."""
+    """Gradients may be tiny: the squares of the last are zero in float32."""
     center = torch.full((1, 1, 1, 2), 0.5)
     ball = Threat.parse("0.1", "L2").ball(center)
     stepped = ball.step(center, torch.tensor([3 * size, -4 * size]).view(1, 1, 1, 2), 0.05)

@@ -35,7 +35,7 @@ def picture(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> T
 
 
 def point(side: int) -> Tensor:
-    """One white pixel: what a linear filter makes of it is its kernel, turned round."""
+    """An image with one white pixel: a linear filter maps it to its reversed kernel."""
     x = torch.zeros(64, 1, side, side, dtype=torch.float64)
     x[:, :, side // 2, side // 2] = 1
     return x
@@ -132,7 +132,7 @@ def test_glass_blur_shows_a_random_neighbor(side: int, reach: int) -> None:
     assert abs(np.corrcoef(down.flatten(), right.flatten())[0, 1]) < 0.02
 
 
-def test_a_streak_against_brute_force() -> None:
+def test_streak_matches_brute_force() -> None:
     x = picture(5, 2, 9, 14)
     angle = torch.tensor([0.0, 0.6, -0.7, -2.0, 3.0], dtype=torch.float64)
     radius, sigma = 4, 2.3
@@ -151,7 +151,7 @@ def test_a_streak_against_brute_force() -> None:
 @for_each("severity", SEVERITIES)
 @for_each("side", [32, 64])
 def test_motion_blur_streaks_a_point_sideways(severity: int, side: int) -> None:
-    """Only one way, within 45 degrees of the horizontal, by a half normal distribution in whole pixels."""
+    """The streak is one-sided, within 45 degrees of the horizontal, with half-normal weights in whole pixels."""
     y = corrupt("motion-blur", severity, point(side))[:, 0]
     assert torch.allclose(y.sum((1, 2)), torch.ones(64, dtype=torch.float64))
     _, rows, columns = torch.nonzero(y, as_tuple=True)
@@ -229,8 +229,8 @@ def test_thicker_fog_is_rougher() -> None:
 
 
 @pytest.mark.parametrize(("height", "width", "size"), [(8, 8, 8), (9, 8, 16), (5, 30, 32)])
-def test_plasma_against_brute_force(height: int, width: int, size: int) -> None:
-    """The diamond-square algorithm, point by point, on a grid that goes round."""
+def test_plasma_matches_brute_force(height: int, width: int, size: int) -> None:
+    """The diamond-square algorithm, point by point, on a periodic grid."""
     x = torch.zeros(2, 1, height, width, dtype=torch.float64)
     found = plasma(x, 4.0, ExampleNoise(5, torch.arange(2)))
     moves = 2 * ExampleNoise(5, torch.arange(2)).uniform(x.new_empty(2, size, size)) - 1
@@ -368,7 +368,7 @@ def test_pixelate_equals_pillows_box_filter(height: int, width: int, severity: i
 
 @for_each("channels", [1, 3])
 @for_each(("severity", "quality"), list(enumerate((80, 65, 58, 50, 40), 1)))
-def test_jpeg_equals_that_of_pillow(severity: int, quality: int, channels: int) -> None:
+def test_jpeg_equals_pillow(severity: int, quality: int, channels: int) -> None:
     x = (picture(2, channels, 19, 30, dtype=torch.float32) * 255).round() / 255
     found = corrupt("jpeg-compression", severity, x)
     for image, result in zip(x, found, strict=True):

@@ -19,7 +19,7 @@ SHAPES = [(3, 3, 32, 32), (2, 1, 28, 28), (2, 3, 17, 40), (1, 1, 8, 8), (1, 3, 6
 
 
 def images(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Natural-like: a random spectrum that falls with the frequency, in 8 bits."""
+    """Images with the spectrum of natural images, in 8 bits."""
     size, channels, height, width = shape
     random = torch.Generator().manual_seed(seed)
     white = torch.randn(size, channels, height, width, generator=random, dtype=torch.float64)
@@ -64,7 +64,7 @@ def test_keeps_shape_type_and_range(corruption: Corruption) -> None:
 
 @for_each("corruption", ALL, ids=lambda c: c.key)
 def test_results_depend_on_seed_and_index_only(corruption: Corruption) -> None:
-    """Bit for bit, whatever the batch; and what is random differs between examples and seeds."""
+    """Results are bit-identical for any batch; random parts differ between examples and seeds."""
     x = images(1, 3, 24, 33).repeat(7, 1, 1, 1)
     whole = corruption(x, generator=streams(7))
     order = torch.tensor([4, 0, 6, 2, 5, 1, 3])
@@ -132,7 +132,7 @@ def test_distance_grows_with_severity(kind: str, shape: tuple[int, ...]) -> None
 
 @for_each("kind", ["defocus-blur", "glass-blur", "motion-blur", "zoom-blur", "elastic-transform"])
 @for_each("severity", SEVERITIES)
-def test_flat_images_stay_flat_where_pixels_only_move(kind: str, severity: int) -> None:
+def test_constant_images_are_unchanged_by_moving_pixels(kind: str, severity: int) -> None:
     x = torch.full((2, 3, 20, 30), 0.37, dtype=torch.float64)
     assert torch.allclose(Corruption(kind=kind, severity=severity)(x), x, atol=1e-12, rtol=0)
 

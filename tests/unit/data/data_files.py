@@ -1,4 +1,4 @@
-"""Image files and parquet files in the layouts users have."""
+"""Image files and parquet files in common layouts."""
 
 from __future__ import annotations
 

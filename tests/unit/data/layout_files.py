@@ -1,4 +1,4 @@
-"""Data sets as their authors publish them, written byte by byte by code that shares nothing with the readers."""
+"""Data sets in their published layouts, written byte by byte by code that is independent of the readers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def save_image(path: Path, image: np.ndarray) -> None:
 
 
 def write_tiny_imagenet(folder: Path, wnids: Sequence[str], train: np.ndarray, val: np.ndarray) -> None:
-    """One training and one validation image of each class; wnids.txt in the order given."""
+    """One training and one validation image of each class, with wnids.txt in the given order."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "wnids.txt").write_text("\n".join(wnids) + "\n")
     lines = []

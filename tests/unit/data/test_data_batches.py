@@ -20,7 +20,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def reference(image: np.ndarray, top: int, left: int, mirror: bool, crop: int) -> np.ndarray:
-    """One image, step by step: pad, cut, mirror."""
+    """Augment one image step by step: pad, crop, flip."""
     channels, height, width = image.shape
     padded = np.zeros((channels, height + 2 * crop, width + 2 * crop), image.dtype)
     padded[:, crop : crop + height, crop : crop + width] = image
@@ -171,7 +171,7 @@ def test_invalid_batch_settings(make_set, options, message):
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.05, 1), st.booleans(), st.tuples(st.integers(2, 9), st.integers(2, 9)))
 def test_random_crops_of_a_linear_image_are_linear(seed, smallest, mirrored, size):
-    """On an image whose values rise evenly to the right and downwards, interpolation is exact inside of it."""
+    """On an image with linearly increasing values, interpolation is exact in the interior."""
     height, width = 13, 17
     parts = random_parts(torch.rand(4, 5, generator=seeded(seed)), smallest, height, width)
     top, left, tall, wide = (part[:, None].double() for part in parts)

@@ -1,4 +1,4 @@
-"""``classwise data``, as a user types it."""
+"""``classwise data`` on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Data sets made of others: some classes, fewer examples, other backgrounds, corruptions; always the same."""
+"""Data sets derived from others: selected classes, fewer examples, other backgrounds, corruptions; all
+deterministic.
+"""
 
 from __future__ import annotations
 

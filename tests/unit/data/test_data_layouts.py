@@ -141,7 +141,7 @@ def test_stl10_is_column_major(mirror):
 
 
 def test_parts_are_concatenated_correctly(mirror, monkeypatch):
-    """However few images are read at a time."""
+    """For any number of images per chunk."""
     images = random_images(5, (3, 96, 96))
     write_stl10(mirror / "stl10_binary", "test", images, [0, 1, 2, 3, 4])
     cifar10_binary(mirror)
@@ -176,7 +176,7 @@ def test_tiny_imagenet_tree(mirror):
 
 
 def test_tiny_imagenet_validation_in_class_folders(tmp_path):
-    """As a widely used script leaves the validation images."""
+    """The validation images in the layout that a widely used script produces."""
     val = random_images(3, (3, 64, 64), seed=1)
     write_tiny_imagenet(tmp_path, WNIDS, random_images(3, (3, 64, 64)), val)
     for i, wnid in enumerate(WNIDS):
@@ -269,7 +269,7 @@ def test_incomplete_imagenet_trees(tmp_path, mirror, offline):
 
 @pytest.mark.parametrize("size", [(256, 256), (300, 401), (1003, 257), (97, 5000), (31, 29), (224, 225)])
 def test_crop_equals_torchvision(size):
-    """Against Pillow's whole resized image, cut by torchvision's rules."""
+    """Compare with Pillow's resized image, cropped as in torchvision."""
     image = picture(3, size)
     width, height = image.size
     if width <= height:
@@ -377,7 +377,7 @@ def test_damaged_idx(tmp_path):
 
 
 def test_idx_header_with_terabytes_allocates_nothing(tmp_path):
-    """Both headers agree on four thousand million images; nothing of the sort is set aside in memory."""
+    """Both headers state four billion images; no memory is allocated for them."""
     for name, lengths in (
         ("t10k-images-idx3-ubyte", b"\xff\xff\xff\xff\0\0\0\x1c\0\0\0\x1c"),
         ("t10k-labels-idx1-ubyte", b"\xff" * 4),
@@ -407,7 +407,7 @@ def test_damaged_matlab_files(tmp_path):
 
 
 class Payload:
-    """Unpickled carelessly, it would write a file."""
+    """An ordinary unpickler would write a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

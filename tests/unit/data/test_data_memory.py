@@ -1,4 +1,4 @@
-"""Memory stays flat, however large a data set is: while it is read into the cache, and while it is walked through."""
+"""Memory is independent of the size of a data set, both while it is cached and while it is iterated over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MB = 2**20
 
 
 class Large:
-    """96 MB of images, made as they are read."""
+    """96 MB of images, generated on demand."""
 
     name, split = "large", "test"
 
@@ -36,7 +36,7 @@ class Large:
 
 
 def mapped_memory() -> int:
-    """Bytes of files that this process holds in memory by way of memory maps."""
+    """Return the resident bytes of memory-mapped files of this process."""
     status = Path("/proc/self/status")
     if not status.exists() or "RssFile" not in status.read_text():
         pytest.skip("the system does not tell how much of a file is resident")
@@ -72,7 +72,7 @@ def test_interrupted_build_leaves_no_files_and_restarts(cache, stop_after):
 
 
 def test_decoding_memory_is_independent_of_the_number_of_files(tmp_path, mirror, card, monkeypatch):
-    """From a tree and from parquet: four times the images, the same peak."""
+    """From folders and from parquet: four times the images, the same peak."""
     monkeypatch.setattr("classwise.data.decode.PART_BYTES", 2 * MB)
     large = replace(card, size=(224, 224), resize=256)
 

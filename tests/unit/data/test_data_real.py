@@ -1,4 +1,4 @@
-"""The real data sets, where a mirror of them is at hand: their numbers, and the same images in every layout."""
+"""The real data sets, if a mirror is available: their statistics, and equal images in every layout."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_real_test_split(name, shape, labels, counts, mean, real_data):
 
 
 def test_the_same_images_in_every_layout(real_data, tmp_path):
-    """What comes from parquet, written in the layouts of the authors, comes back the same and with the same digest."""
+    """Images from parquet, rewritten in the published layouts, are read back unchanged with the same digest."""
     mirrored("mnist", real_data)
     mirrored("cifar10", real_data)
     mnist, cifar = load_data("mnist"), load_data("cifar10")
@@ -74,7 +74,7 @@ def test_real_cifar100(real_data):
 
 
 def test_real_tiny_imagenet_as_a_tree(real_data, tmp_path):
-    """Some of the images as folders, in the layout of the authors: the same labels by other means."""
+    """Some of the images as class folders, in the published layout: the labels agree."""
     mirrored("tiny-imagenet", real_data)
     card = DATASETS["tiny-imagenet"]
     whole = load_data("tiny-imagenet")

@@ -18,7 +18,7 @@ from classwise.data.sources import read
 
 
 def complaint(action) -> str:
-    """The one line an action fails with."""
+    """Return the one-line error of a function."""
     with pytest.raises(InputError) as caught:
         action()
     assert "\n" not in str(caught.value)
@@ -26,7 +26,7 @@ def complaint(action) -> str:
 
 
 def refused(source) -> str:
-    """What reading a source complains of."""
+    """Return the error of reading a source."""
     return complaint(lambda: read(source))
 
 

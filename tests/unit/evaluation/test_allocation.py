@@ -26,14 +26,14 @@ PROFILES = {
 
 
 def bounds(survived: int, done: int, tail: float) -> tuple[float, float]:
-    """Wilson's bounds, each wrong with probability ``tail``, by another library."""
+    """Wilson's bounds with tail probability ``tail``, computed by another library."""
     found = binomtest(survived, done).proportion_ci(1 - 2 * tail, method="wilson")
     return found.low, found.high
 
 
 @st.composite
 def standings(draw, least_available=0):
-    """Counts of two to eight classes, all past their first round."""
+    """Counts of two to eight classes, all after the first round."""
     available = draw(st.lists(st.integers(least_available, 3000), min_size=2, max_size=8))
     done = [draw(st.integers(min(MINIMUM, size), size)) for size in available]
     survived = [draw(st.integers(0, size)) for size in done]

@@ -1,4 +1,4 @@
-"""Attacks made of several, corruptions, and what all of it costs, through a whole evaluation."""
+"""Composite attacks, corruptions, and their costs, in a whole evaluation."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_class_that_is_not_attacked_is_a_finding(model: nn.Module) -> None:
 
 def test_verdicts_remain_if_a_probe_fails(model: nn.Module) -> None:
     class Fragile(nn.Module):
-        """Fails on images that are far from any it was made for."""
+        """Raises an error on bright images."""
 
         def __init__(self) -> None:
             super().__init__()

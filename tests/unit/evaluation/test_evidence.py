@@ -1,4 +1,4 @@
-"""What a report brings along: images of the weakest class, and the command that makes it again."""
+"""Evidence in a report: images of the weakest class, and the command that reproduces it."""
 
 # B batch, C channels, H height, W width
 
@@ -24,7 +24,7 @@ from classwise.storage.files import read_json, write_json
 
 
 class Brightness(nn.Module):
-    """Class 1 where the mean is above a half: the margin is known, and how an attack has to move."""
+    """Predicts class 1 if the mean exceeds one half, so margins and attack directions are known."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_report_shows_broken_images_of_the_worst_class(tmp_path: Path) -> None:
 
 
 def test_examples_name_the_attack_that_broke_them_first() -> None:
-    """Also by a stage of a cascade: what a weak attack leaves is broken by the next."""
+    """Examples may be broken by a stage of a cascade after a weak attack has failed."""
     levels = torch.tensor([0.1, 0.1, 0.52, 0.58, 0.53, 0.57, 0.9])
     x, y = levels[:, None, None, None].expand(7, 3, 4, 4).contiguous(), (levels > 0.5).long()
     weak = "pgd:steps=1,step_size=0.05,start=zero"
@@ -97,7 +97,7 @@ def test_damaged_examples_file_is_refused(tmp_path: Path) -> None:
         cw.load_report(tmp_path / "run")
 
 
-def test_the_command_says_what_is_not_a_default() -> None:
+def test_command_lists_settings_other_than_defaults() -> None:
     options = EvaluateOptions(
         model="resnet18",
         data="cifar10",
@@ -116,12 +116,12 @@ def test_the_command_says_what_is_not_a_default() -> None:
     ]
 
 
-def test_what_has_no_name_is_a_call_in_python() -> None:
+def test_objects_give_a_python_call() -> None:
     report = cw.evaluate(Brightness(), bright_and_dark(), attacks=["fgsm", cw.attacks.PGD(steps=2)], eps=0.1, seed=2)
     assert report.command == "classwise.evaluate(model, data, attacks=['fgsm', attack], eps=0.1, seed=2)"
 
 
-def test_the_command_of_a_run_makes_the_same_report_again(tmp_path: Path) -> None:
+def test_command_of_a_run_reproduces_its_report(tmp_path: Path) -> None:
     run = cw.train("digits/standard", out=tmp_path / "run", epochs=1, device="cpu")
     first = cw.evaluate(
         str(run.directory), "digits", attacks=["fgsm"], eps="0.1", per_class=5, device="cpu", out=tmp_path / "one"

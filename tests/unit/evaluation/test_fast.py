@@ -95,7 +95,7 @@ def test_exhaustive_attacks_all_survivors(run: Path) -> None:
 
 
 class Rounded(nn.Module):
-    """Hides its gradients: the image is rounded to a few gray levels, or the logits to steps."""
+    """A model without useful gradients: the image is rounded to a few gray levels, or the logits to steps."""
 
     def __init__(self, inner: nn.Module, what: str) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def test_interrupted_cascade_resumes(
 
 
 def test_wrong_optimized_copy_gives_no_false_adversarial_example(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever an attack searched, the verdict is what the model says of the images, checked here once more."""
+    """Verdicts are predictions of the model itself on the images, checked here again."""
     model = load_model(str(run))
 
     class Liar(nn.Module):
@@ -313,7 +313,7 @@ def test_batch_size_shrinks_to_fit_memory(run: Path) -> None:
 
 
 def test_probes_shrink_to_fit_memory(run: Path) -> None:
-    """Where forward passes fit and gradients do not."""
+    """A model for which memory suffices for forward passes but not for gradients."""
     inner = load_model(str(run))
 
     class Small(nn.Module):
@@ -332,7 +332,7 @@ def test_probes_shrink_to_fit_memory(run: Path) -> None:
 
 
 def with_much_and_with_little(engine: str) -> tuple[cw.ClassReport, cw.ClassReport]:
-    """Two evaluations of one model: the GPU's memory is all theirs, and half a GiB of it."""
+    """Evaluate a model with the whole GPU memory, and with half a GiB."""
     torch.manual_seed(0)
     model, x = resnet18().eval().cuda(), torch.rand(600, 3, 32, 32)
     with torch.no_grad():
@@ -348,7 +348,7 @@ def with_much_and_with_little(engine: str) -> tuple[cw.ClassReport, cw.ClassRepo
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, whose allocator can be kept short")
 @pytest.mark.parametrize("engine", ["eager", "auto"])
 def test_batch_size_shrinks_to_fit_gpu_memory(engine: str) -> None:
-    """Where the allocator itself has no more to give. In a process of its own: what other tests left would be room."""
+    """The allocator has no more memory. In a separate process, because memory cached by other tests could be reused."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         plain, report = alone.submit(with_much_and_with_little, engine).result()
     assert any(finding.code == "out-of-memory" for finding in report.sanity.findings)

@@ -52,7 +52,7 @@ def noise(
 
 
 def labelled_by(model: nn.Module, images: ImageSet) -> ImageSet:
-    """The same images with the model's predictions as labels, but for every sixth."""
+    """The same images with the model's predictions as labels, except for every sixth."""
     with torch.no_grad():
         found = model(torch.from_numpy(images.images)).argmax(1).numpy()
     labels = np.where(np.arange(len(images)) % 6 == 5, images.labels, found)
@@ -102,7 +102,7 @@ def test_margins_of_linear_models_are_exact(norm: Norm) -> None:
 
 
 def test_pixels_at_the_bounds_of_the_box() -> None:
-    """The ball is cut by the box: the exact margin adds up what each pixel can still move."""
+    """The box cuts the ball: the exact margin sums the remaining range of each pixel."""
     images, eps = noise(40, low=0.0, high=1.0), 0.3
     model = linear()
     found = find_margins(model, images, whole(images), Threat.parse(eps))
@@ -296,13 +296,13 @@ def test_batch_size_does_not_change_margins(net: nn.Module, images: ImageSet) ->
 
 
 def test_order_of_examples_does_not_change_margins(net: nn.Module, images: ImageSet) -> None:
-    """Noise belongs to an image: a part of the images has its part of the table."""
+    """Noise depends on the image index, so a subset of images gives a subset of the table."""
     rows = np.array([30, 4, 17])
     assert same(search(net, images, index=rows), search(net, images).take(rows))
 
 
 class Counting(Silent):
-    """Records how many examples were left to do."""
+    """Records the numbers of remaining examples."""
 
     def __init__(self) -> None:
         self.left: list[int] = []
@@ -426,7 +426,7 @@ def test_no_examples(net: nn.Module, images: ImageSet) -> None:
 
 
 def complaint(model: nn.Module, images: ImageSet, **more: Any) -> str:
-    """The one line that a search fails with."""
+    """Return the one-line error of a search."""
     with pytest.raises(InputError) as caught:
         search(model, images, **more)
     assert "\n" not in str(caught.value)
@@ -503,7 +503,7 @@ def test_batch_size_shrinks_to_fit_memory(net: nn.Module, images: ImageSet, most
 
 def test_out_of_memory_at_batch_size_one_is_refused(net: nn.Module, images: ImageSet) -> None:
     class Full(Small):
-        """Memory for images as they are, and none for attacked ones."""
+        """A model for which memory suffices for natural images but not for attacked ones."""
 
         def forward(self, x: Tensor) -> Tensor:
             if bool((x > 0).any()):

@@ -1,4 +1,4 @@
-"""The page, report.json and verdicts.parquet of one run say the same."""
+"""The page, report.json and verdicts.parquet of one run agree."""
 
 # K classes
 
@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cells(html: str, section: str) -> list[list[str]]:
-    """The rows of the table in a section, without what is only for the eye."""
+    """The rows of the table in a section, without decorative elements."""
     part = html.split(f'<section id="{section}">')[1].split("</table>")[0]
     rows = re.findall(r"<tr[^>]*>(.*?)</tr>", part, re.S)
     return [

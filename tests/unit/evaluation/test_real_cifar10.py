@@ -1,4 +1,4 @@
-"""A real checkpoint on real CIFAR-10: the product's numbers against those measured elsewhere, within intervals."""
+"""A real checkpoint on real CIFAR-10: results agree with those measured elsewhere, within intervals."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_double_precision_model(model: nn.Module) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Cheat(BallAttack):
-    """Leaves the ball: its own call projects, so the cheat is in the noise it was never given."""
+    """Returns images outside the ball, which the public call projects."""
 
     def perturb(self, problem: Problem) -> Tensor:
         return 1 - problem.ball.center
@@ -246,7 +246,7 @@ def test_eps_is_one_number(model: nn.Module) -> None:
         cw.evaluate(model, "digits", attacks=[PGD(eps="8/255"), FGSM(eps="4/255")])
     with pytest.raises(InputError, match="set it only once"):
         cw.evaluate(model, "digits", attacks=["pgd:eps=0.1"], eps="0.2")
-    with pytest.raises(InputError, match="PGD has norm = L2, elsewhere it is Linf"):
+    with pytest.raises(InputError, match="PGD has norm = L2, but Linf is set elsewhere"):
         cw.evaluate(model, "digits", attacks=["pgd:norm=L2"], eps="0.2", norm="Linf")
     assert cw.evaluate(model, "digits", attacks=["pgd:norm=L2"], eps="0.2", per_class=1).threat.norm == "L2"
     assert cw.evaluate(model, "digits", attacks="pgd:eps=0.2", norm="L2", per_class=1).threat.norm == "L2"
@@ -293,7 +293,7 @@ def test_invalid_models_and_attacks_are_refused(model: nn.Module) -> None:
 
 
 def test_model_with_one_output_is_refused() -> None:
-    """As a binary classifier with a sigmoid has it: there is no other logit to raise."""
+    """A binary classifier with a sigmoid: there is no second logit to raise."""
     one, y = nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), torch.zeros(6, dtype=torch.int64)
     with pytest.raises(InputError, match="the model has one output"):
         cw.evaluate(one, (torch.rand(6, 1, 8, 8), y), attacks=["fgsm"], eps=EPS)
@@ -325,7 +325,7 @@ def test_training_images_are_an_error_finding(run: Path) -> None:
 def test_interrupted_evaluation_saves_verdicts(
     model: nn.Module, tmp_path: Path, stop_after: Callable[[int], Progress]
 ) -> None:
-    """Also between the regular savings."""
+    """An interruption saves verdicts between the regular saves, too."""
     with pytest.raises(KeyboardInterrupt):
         cw.evaluate(model, "digits", attacks=["fgsm"], eps=EPS, batch_size=50, out=tmp_path, progress=stop_after(900))
     partial, _ = Verdicts.load(tmp_path / "verdicts.parquet")
@@ -344,7 +344,7 @@ def test_default_batch_size_depends_on_image_size(model: nn.Module) -> None:
 
 
 def test_verdicts_use_float32_without_autocast(model: nn.Module) -> None:
-    """Whatever the caller's autocast; and it is given back."""
+    """Verdicts do not depend on the caller's autocast, which is restored."""
     seen = []
 
     class Watched(nn.Module):
@@ -368,7 +368,9 @@ def test_verdicts_use_float32_without_autocast(model: nn.Module) -> None:
 
 
 def test_a_directory_holds_one_model(run: Path, model: nn.Module, tmp_path: Path) -> None:
-    """Beside a training only its own model is evaluated, and nothing is trained beside an evaluation."""
+    """A training directory accepts an evaluation of its own model only, and an evaluation directory accepts no
+    training.
+    """
     settings = {"attacks": ["fgsm"], "eps": EPS, "per_class": 1}
     with pytest.raises(InputError, match="holds the training of another run"):
         cw.evaluate(model, "digits", out=run, **settings)
@@ -418,7 +420,7 @@ def test_images_that_differ_are_not_paired(model: nn.Module) -> None:
 
 def test_masked_gradients_are_a_warning(model: nn.Module) -> None:
     class Masked(nn.Module):
-        """Right answers, and a gradient that is NaN everywhere."""
+        """Correct predictions with a gradient that is NaN everywhere."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -433,7 +435,7 @@ def test_masked_gradients_are_a_warning(model: nn.Module) -> None:
     assert not cw.evaluate(model, "digits", attacks=["pgd:steps=2"], eps=EPS).sanity.findings
 
     class Rounded(Masked):
-        """Right answers, and a gradient that is zero everywhere."""
+        """Correct predictions with a gradient that is zero everywhere."""
 
         def forward(self, x: Tensor) -> Tensor:
             return self.inner((x * 255).round() / 255)
@@ -471,7 +473,7 @@ def test_buffers_are_restored(model: nn.Module) -> None:
 
 
 def test_model_without_correct_predictions(model: nn.Module) -> None:
-    """Nothing is left to attack, and nothing breaks."""
+    """No example is attacked, and the evaluation succeeds."""
     x, _ = pixels()
     with torch.no_grad():
         wrong = (model(x).argmax(1) + 1) % 10

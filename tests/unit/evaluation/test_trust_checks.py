@@ -33,7 +33,7 @@ DIGITS = [f"digit {k}" for k in range(10)]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, nn.Module]:
-    """Honest models, trained as standard and as adversarial training have it."""
+    """Models without masked gradients, after standard and after adversarial training."""
     root = tmp_path_factory.mktemp("runs")
     cw.train("digits/standard", out=root / "standard", epochs=6)
     cw.train("digits/madry", out=root / "madry", epochs=12, attack={"steps": 3})
@@ -46,7 +46,7 @@ def pixels() -> tuple[Tensor, Tensor]:
 
 
 def probe(model: nn.Module, eps: str = "0.2", norm: str = "Linf", **options: object) -> Probes:
-    """As an evaluation does it."""
+    """Run the probes as an evaluation does."""
     torch.manual_seed(0)  # for models that draw
     x, y = pixels()
     with torch.no_grad():
@@ -65,7 +65,7 @@ def findings(probes: Probes, eps: str = "0.2") -> dict[str, Finding]:
 
 
 class Around(nn.Module):
-    """A model with something before and after it."""
+    """A model with a transformation before and after it."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ def test_no_findings_for_cifar_models(name: str, real_data: Path, real_checkpoin
 
 
 class Sine(nn.Module):
-    """Shattered gradients: a ripple too small to see, whose slope is forty times that of the model."""
+    """Shattered gradients: an invisible ripple whose slope is forty times that of the model."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 0.02 * torch.sin(2000 * x)
@@ -134,7 +134,7 @@ def padded(x: Tensor) -> Tensor:
 
 
 def standardised(x: Tensor) -> Tensor:
-    """Each image by itself, which an image of one color does not survive."""
+    """Normalizes each image separately, which is undefined for images of one color."""
     return 0.4 + 0.3 * (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True)
 
 
@@ -184,7 +184,9 @@ def test_planted_defects_are_found(models: dict[str, nn.Module], name: str) -> N
 
 
 def test_log_probabilities_and_straight_through_rounding(models: dict[str, nn.Module]) -> None:
-    """The first is as good as logits; the second is told, because its gradient is not the model's own."""
+    """Log-probabilities are equivalent to logits; straight-through rounding is found, because its gradient is not
+    the model's.
+    """
     model = models["standard"]
     assert findings(probe(Around(model, after=lambda z: z.log_softmax(1)))) == {}
     through = Around(model, before=lambda x: x + ((16 * x).round() / 16 - x).detach())
@@ -194,7 +196,7 @@ def test_log_probabilities_and_straight_through_rounding(models: dict[str, nn.Mo
 @pytest.mark.parametrize("how", ["no gradient", "shattered"])
 def test_findings_name_the_masked_classes(models: dict[str, nn.Module], how: str) -> None:
     class Masked(nn.Module):
-        """Hides the gradient where it answers 3 or 5."""
+        """Has zero gradients where it predicts class 3 or 5."""
 
         def __init__(self, model: nn.Module) -> None:
             super().__init__()
@@ -220,7 +222,7 @@ def test_randomness_without_label_changes_is_a_warning(models: dict[str, nn.Modu
 
 
 def test_logits_that_are_not_finite(models: dict[str, nn.Module]) -> None:
-    """Within the ball that is a warning."""
+    """Within the ball this is a warning."""
 
     def poisoned(z: Tensor) -> Tensor:
         return z.masked_fill(z.argmax(1, keepdim=True) == 3, torch.nan)
@@ -238,7 +240,7 @@ def test_logits_that_are_not_finite(models: dict[str, nn.Module]) -> None:
 
 @pytest.mark.parametrize("undone", [False, True])
 def test_missing_or_double_normalization_is_named(undone: bool) -> None:
-    """For a model that can read the images in one scale alone: the label is their brightness, in steps of a tenth."""
+    """A model that works at one scale of the images only: the label is their brightness, in steps of a tenth."""
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in NORMALIZATIONS["cifar10"])
 
     class Reader(nn.Module):
@@ -265,7 +267,7 @@ def test_missing_or_double_normalization_is_named(undone: bool) -> None:
 
 
 class Linear(nn.Module):
-    """Two classes, apart by w · x + b."""
+    """Two classes, separated by w · x + b."""
 
     def __init__(self, weight: Tensor, bias: float) -> None:
         super().__init__()
@@ -278,7 +280,7 @@ class Linear(nn.Module):
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
 def test_probes_of_a_linear_model_are_exact(norm: str) -> None:
-    """An image falls within a radius just where its score is less than radius · dual norm of w, away from the box."""
+    """An image is broken within a radius exactly if its score is below radius · dual norm of w, away from the box."""
     random = torch.Generator().manual_seed(0)
     model = Linear(torch.randn(16, generator=random, dtype=torch.float64), 0.0).requires_grad_(False)
     x = 0.45 + 0.1 * torch.rand(40, 1, 4, 4, generator=random, dtype=torch.float64)
@@ -363,7 +365,7 @@ def test_probe_sample_is_balanced(labels: list[int], seed: int) -> None:
 
 
 def honest(**changes: object) -> Probes:
-    """Probes of ten classes with ten images each at which nothing is wrong, but for the changes."""
+    """Probes without findings, of ten classes with ten images each, with the given changes."""
     x, y = torch.rand(100, 1, 2, 2, generator=torch.Generator().manual_seed(0)), torch.arange(100) % 2
     model = Linear(torch.tensor([1.0, 2.0, -1.0, 0.5]), 0.0)
     probes = examine(model, x, y, index=torch.arange(100), threat=Threat.parse("0.1"), queries=0)
@@ -376,7 +378,7 @@ def honest(**changes: object) -> Probes:
 
 @pytest.mark.parametrize("field", ["misled", "slack", "one_step", "unreached", "black_box"])
 def test_rules_follow_the_binomial_test(field: str) -> None:
-    """More than the allowed share explains, over all images or in one class of ten."""
+    """More than the accepted fraction, over all images or in one class of ten."""
     clean = honest()
 
     def accused(counts: list[int]) -> bool:
@@ -402,7 +404,9 @@ def test_few_zero_gradients_are_an_info_finding() -> None:
 
 
 def table(**survivors: list[int]) -> Verdicts:
-    """A hundred images of each of five classes, of which the first so many of each class survive an attack."""
+    """A hundred images of each of five classes; the first images of each class survive an attack, by the given
+    numbers.
+    """
     label = np.repeat(np.arange(5), 100)
     rank = np.tile(np.arange(100), 5)
 
@@ -438,7 +442,7 @@ def test_leading_black_box_attacks(pgd: list[int], square: list[int], labels: li
 
 
 def test_leading_black_box_stages() -> None:
-    """A stage works on what the stages before left; what those broke is not its merit."""
+    """A stage attacks the survivors of previous stages; examples broken earlier do not count for it."""
     verdicts = table(suite=[20] * 5)
     first, second = ([85] * 5, [20] * 5)
     stages = {"suite/apgd": table(one=first).attacks["one"], "suite/square": table(one=second).attacks["one"]}
@@ -468,7 +472,7 @@ def test_probes_round_trip_through_json(models: dict[str, nn.Module]) -> None:
 
 
 class Shield(nn.Module):
-    """Safe at the image and at the end of a single step of the whole radius, and nowhere in between."""
+    """Correct at the image and after a single step of the full radius, but not in between."""
 
     def __init__(self, eps: float) -> None:
         super().__init__()
@@ -481,7 +485,7 @@ class Shield(nn.Module):
 
 
 def test_overfitting_to_single_steps_is_found() -> None:
-    """As a model shows that overfits to FGSM: one step of the whole radius proves nothing."""
+    """Probes of a model that overfits to FGSM: one step of the full radius proves nothing."""
     x = 0.5 + 0.01 * torch.rand(60, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     report = cw.evaluate(Shield(0.2), (x, torch.zeros(60, dtype=torch.int64)), attacks=["fgsm", "pgd"], eps=0.2)
     assert report["fgsm"].overall.value == 100

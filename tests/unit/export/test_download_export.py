@@ -1,4 +1,4 @@
-"""An export on a hub: downloaded by huggingface_hub from a small hub on this machine, then used without it."""
+"""An export on a hub: downloaded by huggingface_hub from a small local hub, then used without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exported models: they load back in every way with the same logits, and hostile names stay names."""
+"""Exported models load in every way with the same logits, and names are never interpreted as markup."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_the_snippet(folder: Path, x: torch.Tensor) -> torch.Tensor:
-    """The logits that the README's own code gives, in a process where this package cannot be imported."""
+    """The logits computed by the code in the README, in a process that cannot import this package."""
     (block,) = (folder / "README.md").read_text().split("```python\n")[1:]
     snippet = block.partition("```")[0]
     assert snippet == SNIPPET
@@ -175,7 +175,7 @@ def test_front_matter_is_valid_for_the_hub(run, exported):
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_yaml_preserves_names(run, tmp_path, name):
-    """As names of the data set and the model, where they are in the front matter."""
+    """Names of data set and model that appear in the front matter."""
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     report = json.loads((copy / "report.json").read_text())
     report["dataset"]["name"] = name
@@ -187,7 +187,7 @@ def test_yaml_preserves_names(run, tmp_path, name):
 
 
 def test_markdown_preserves_names(run, exported):
-    """Read by another's parser: a row for each class with its name as text, no markup, no link, no HTML."""
+    """Parsed by another library: a row for each class with its name as text, no markup, no link, no HTML."""
     text = (exported / "README.md").read_text().split("---\n", 2)[2]
     tokens = MarkdownIt("commonmark", {"html": True, "linkify": False}).enable("table").parse(text)
     assert not [token for token in tokens if token.type == "html_block"]

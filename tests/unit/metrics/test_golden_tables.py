@@ -86,8 +86,10 @@ def test_spread_follows_from_the_class_columns(row, column, metric, misprints):
         assert misprints[key] == pytest.approx(float(exact), abs=1e-9)
 
 
-def test_spread_misprints_are_cut_decimals_but_for_one():
-    """Every odd cell is its value cut after one decimal, MCD after a subtraction in binary; one class is misprinted."""
+def test_misprinted_spreads_are_truncated_except_one():
+    """Every deviating cell is its value truncated after one decimal, MCD after a binary subtraction; one class is
+    misprinted.
+    """
     rows = dict(zip(ATTACK_IDS, ATTACKS, strict=True))
     for key, value in CV_MISPRINTS.items():
         cut = math.floor(10 * value) / 10
@@ -131,7 +133,8 @@ def rho_cells():
 
 
 def rho_range(inputs: list[str]) -> tuple[Fraction, Fraction]:
-    """The least and largest rho of accuracies that print like these.
+    """Return the range of rho over accuracies that round to these. As rho is monotone in each input, its extremes
+    are at corners.
 
     rho = worst / baseline_worst + average / baseline_average - 2 is monotone in each of its inputs, so that it
     takes its extremes over a box of inputs in the corners.
@@ -176,7 +179,7 @@ def test_every_listed_misprint_is_in_the_tables():
 @for_each("training", ["standard", "adversarial"])
 @for_each("row", read("kdd_table5_standard_vs_adversarial.csv"), ids=lambda row: row["dataset"])
 def test_printed_spreads_are_possible_under_our_definitions(row, training):
-    """No class columns are printed here, but how far apart the extremes are bounds the variance from both sides."""
+    """No class columns are printed here, but the range of the classes bounds the variance from both sides."""
     cv, mcd = row[f"{training}_cv"], row[f"{training}_mcd"]
     low, high = float(Fraction(mcd) - half_unit(mcd)), float(Fraction(mcd) + half_unit(mcd))
     halves = [0.0] * 5 + [high] * 5  # Popoviciu: no classes with this MCD vary more

@@ -57,7 +57,7 @@ def test_wilson_is_elementwise_and_nan_without_examples():
 
 @functools.cache
 def simulated(profile: str, n: int, times: int) -> dict[str, float]:
-    """How often the intervals hold the truth, and the bias of the estimates of the lowest share."""
+    """Return the coverage of the intervals, and the bias of the estimates of the lowest share."""
     shares = np.array(PROFILES[profile]) / 100
     total = np.full(shares.size, n)
     measured = np.random.default_rng(20230).binomial(total, shares, size=(times, shares.size))
@@ -216,7 +216,7 @@ def test_bounds_reach_zero_and_one():
 
 @pytest.mark.parametrize("n", [[64] * 10, [500, 60, 1000, 80, 64]])
 def test_the_correction_is_the_bias_of_a_minimum(n):
-    """Redrawn a great many times from the shares drawn together."""
+    """Compare with many samples redrawn from the shrunken shares."""
     n = np.array(n)
     correct = np.round(n * np.linspace(0.4, 0.5, n.size)).astype(int)
     share = correct / n

@@ -46,7 +46,7 @@ def test_mcnemar_of_no_discordant_pairs():
 
 
 def holm_by_definition(p_values: list[float]) -> list[float]:
-    """Holm 1979: the largest (m - k + 1) p(k) over all k up to one's own rank, at most one."""
+    """Holm (1979): the largest (m - k + 1) p(k) over all k up to the rank of the p-value, at most one."""
     m, ordered = len(p_values), sorted(p_values)
     return [min(1.0, max((m - k) * ordered[k] for k in range(ordered.index(p) + 1))) for p in p_values]
 
@@ -65,7 +65,7 @@ def test_holm_is_that_of_statsmodels(p_values):
 
 
 def test_family_wise_error_rate_is_at_most_five_percent():
-    """Ten classes, two equally good models, a few flips both ways: the error rate of all ten tests together."""
+    """Ten classes, two equally good models, random differences: the family-wise error rate of all ten tests."""
     rng, times = np.random.default_rng(3), 400
     flips = rng.poisson(20, size=(times, 10))
     gained = rng.binomial(flips, 0.5)

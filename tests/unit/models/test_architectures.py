@@ -1,4 +1,4 @@
-"""Every registered architecture, by what all of them promise; then what each family's checkpoints rely on."""
+"""Every registered architecture: common properties, and the state-dict names of each family's checkpoints."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def name(request):
 
 @pytest.fixture(scope="module")
 def model(name):
-    """The registered model; tests leave it as it is."""
+    """The registered model; tests do not change it."""
     return make(name)
 
 
 def make(name: str, *more: str) -> nn.Module:
-    """A registered model off its initial point, in evaluation mode: zeros would make some tests vacuous."""
+    """A registered model with perturbed weights, in evaluation mode: zeros would make some tests vacuous."""
     settings = ",".join(filter(None, (SETTINGS.get(name, ""), *more)))
     torch.manual_seed(0)
     model = spec.build("model", MODELS, f"{name}:{settings}" if settings else name).eval()
@@ -269,7 +269,7 @@ def test_names_of_wide_resnet():
 
 
 def mixed(module: nn.Module) -> nn.Module:
-    """Batch norms with statistics of their own, so that leaving one out shows."""
+    """Set random batch-norm statistics, so that a missing batch norm changes the result."""
     torch.manual_seed(2)
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm2d):

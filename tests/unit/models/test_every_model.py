@@ -32,7 +32,7 @@ def given(request):
 
 @pytest.fixture(scope="module")
 def model(given):
-    """A model as after some training: batch norms have the statistics of images. Tests leave it as it is."""
+    """A model as after some training: batch norms have statistics of images. Tests do not change it."""
     return settled(build(given), images(given, 12))
 
 
@@ -110,8 +110,8 @@ def test_hypersphere_head_returns_scaled_cosines(given):
     torch.testing.assert_close(logits, 15 * cosines, rtol=1e-4, atol=1e-4)
 
 
-def test_twin_agrees_and_follows(given, model):
-    """Code that looks at the size of its images cannot be folded; it is that of networks without batch norms."""
+def test_optimized_copy_agrees_and_refreshes(given, model):
+    """A model whose code depends on the image size cannot be folded; only networks without batch norm do that."""
     x = images(given, 4)
     optimized = make_optimized_copy(model, x, lowered=False)
     assert optimized is not None
@@ -145,7 +145,7 @@ def test_paired_batches_equal_two_passes(given, model):
         assert torch.allclose(mine, theirs), name
 
 
-def test_a_lowered_view_keeps_first_and_last_layer_and_every_tensor(model):
+def test_bfloat16_view_keeps_first_and_last_layer_and_tensors(model):
     view = bfloat16_view(model)
     kinds = [type(module) for module in view.modules()]
     assert (kinds.count(SplitInputConv), kinds.count(InFloat32)) == (1, 1)
@@ -154,7 +154,7 @@ def test_a_lowered_view_keeps_first_and_last_layer_and_every_tensor(model):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: bfloat16 takes minutes elsewhere")
-def test_a_lowered_view_is_no_worse_than_an_autocast_and_trains_the_model(given, model):
+def test_bfloat16_view_is_as_accurate_as_autocast_and_trains(given, model):
     model, x = copy.deepcopy(model).cuda(), images(given, 8).cuda()
     logits = bfloat16_view(model).eval()(x)
     with torch.no_grad(), exact(x.device):

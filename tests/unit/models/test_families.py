@@ -52,7 +52,7 @@ DENSE_STEM = conv(3, 64, 49) - conv(3, 64, 9, norm=False)
     ],
 )
 def test_parameter_counts_of_torchvision(given, instead, published):
-    """Its documentation gives them for ImageNet; ``instead`` is what its heads and stems have more than ours."""
+    """Torchvision documents its counts for ImageNet; ``instead`` is the difference of its heads and stems to ours."""
     assert count(given) + instead == published
 
 
@@ -74,7 +74,7 @@ def test_parameter_counts_of_public_code(given, published):
 
 
 def test_wide_resnet_accepts_both_ways_of_counting_layers():
-    """The WRN-32-10 of Madry et al. has the five blocks a stage of WRN-34-10, and no layer more or less."""
+    """The WRN-32-10 of Madry et al. has five blocks per stage like WRN-34-10, and the same layers."""
     assert count("wide-resnet:depth=32") == count("wide-resnet:depth=34") == 46_160_474
     assert count("wide-resnet:depth=26,width=1") == count("wide-resnet:depth=28,width=1")
     with torch.device("meta"):
@@ -187,7 +187,9 @@ def test_vit_by_arithmetic(dim, depth, heads, patch):
     ],
 )
 def test_size_of_the_map_before_the_head(given, maps):
-    """Height and width of what is averaged: no early reduction, and on ImageNet sizes that of the papers."""
+    """Height and width of the map before the final pooling: no early reduction; on ImageNet sizes, those of the
+    papers.
+    """
     with torch.device("meta"):
         model = spec.build("model", MODELS, given).eval()
         seen: list[Tensor] = []

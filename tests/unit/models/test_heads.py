@@ -1,4 +1,4 @@
-"""Class biases in a model: in its last linear layer where they are simply added there, else around the model."""
+"""Class biases in a model: in its last linear layer if its outputs are the logits, else in a wrapper."""
 
 # B batch, K classes
 

@@ -1,4 +1,4 @@
-"""Files made to run code, to fill the memory or to hang: refused in one line, and cheaply."""
+"""Malicious files that run code, exhaust memory or never end are refused in one line at low cost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ print(peak() - before, time.monotonic() - began)
 
 
 def archive(path: Path, change: dict[str, bytes] | None = None, *, replaced: bytes | None = None) -> None:
-    """What ``torch.save`` writes of a small network, with other entries or in another way."""
+    """The output of ``torch.save`` for a small network, with other entries or rewritten."""
     buffer = io.BytesIO()
     torch.save(DigitsCNN().state_dict(), buffer)
     with zipfile.ZipFile(buffer) as source, zipfile.ZipFile(path, "w") as target:
@@ -71,7 +71,7 @@ def test_entries_outside_of_the_archive_are_refused(tmp_path, name):
 
 
 def test_overlapping_entries_are_refused(tmp_path):
-    """Many entries of the directory that all mean the same bytes."""
+    """An archive with many directory entries that refer to the same bytes."""
     path = tmp_path / "weights.pt"
     with zipfile.ZipFile(path, "w") as target:
         target.writestr("archive/data.pkl", bytes(100_000))
@@ -96,7 +96,7 @@ def bomb(path: Path) -> None:
 
 
 def large(path: Path) -> None:
-    """An honest file of a tensor of 300 megabytes, which is mapped and not read."""
+    """A valid file with a tensor of 300 megabytes, which is memory-mapped and not read."""
     torch.save({"conv1.weight": torch.zeros(75_000_000)}, path)
 
 
@@ -118,18 +118,18 @@ def sparse(path: Path, size: int) -> None:
 
 
 def header(path: Path, length: int, text: bytes) -> None:
-    """A header that is not what its length says, or nested without an end."""
+    """A header with a wrong length, or nested without end."""
     path.write_bytes(struct.pack("<Q", length) + text)
 
 
 def doubled(depth: int) -> bytes:
-    """A dictionary whose key is a tuple of one tuple twice, which is one of another twice, and so on."""
+    """A dictionary whose key is a tuple that contains another tuple twice, which contains another twice, and so on."""
     steps = [b"h" + bytes([step]) + b"\x86q" + bytes([step + 1]) for step in range(depth)]
     return b"\x80\x02})q\x00" + b"".join(steps) + b"K\x01s."
 
 
 def unfolding(path: Path) -> None:
-    """Hashing the key would take longer than the universe has been there."""
+    """Hashing the key would not end."""
     archive(path, replaced=doubled(200))
 
 
@@ -159,7 +159,7 @@ GREEDY = {
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of the memory is read as Linux has it")
 def test_hostile_files_are_refused_without_using_memory(tmp_path):
-    """By a process whose memory and time are watched."""
+    """Read in a process with limited memory and time."""
     for name, (make, _) in GREEDY.items():
         make(tmp_path / name)
     words = [sys.executable, "-c", MEASURED, *(str(tmp_path / name) for name in GREEDY)]
@@ -205,7 +205,7 @@ def test_expansion_of_pickles_is_counted(depth, refused):
 
 
 class Hostile:
-    """Asks the unpickler to call something."""
+    """A pickle that calls a function."""
 
     def __init__(self, *wanted: object) -> None:
         self.wanted = wanted

@@ -1,4 +1,4 @@
-"""Models of transformers from folders and from the hub's cache: prepared as their own image processor prepares."""
+"""Models of transformers from folders and from the hub's cache, with the preprocessing of their image processors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def in_unit_range(image: Image.Image) -> torch.Tensor:
 
 
 class Seen(nn.Module):
-    """Gives back what it is given, flat."""
+    """Returns its flattened input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1)

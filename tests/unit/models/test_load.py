@@ -1,4 +1,4 @@
-"""Specs to models and files to weights: what fits, and one clear line for everything that does not."""
+"""Loading of models from specs and of weights from files, and one-line errors otherwise."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def same(model: nn.Module, state: dict[str, torch.Tensor]) -> bool:
 
 
 def complaint(call, *args, **kwargs) -> str:
-    """The one line that a call fails with."""
+    """Return the one-line error of a call."""
     with pytest.raises(InputError) as caught:
         call(*args, **kwargs)
     message = str(caught.value)
@@ -471,7 +471,7 @@ def test_pickles_without_a_state_dict(tmp_path, content, said):
 
 
 class Hostile:
-    """Asks the unpickler to make a folder."""
+    """A pickle that creates a folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""ONNX files as models: they answer as the network they were made of, and are attacked without gradients."""
+"""ONNX models return the logits of the original network and are attacked without gradients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write(path: Path, shape: list[int | str | None] | None = None, external: str
 
 @pytest.fixture
 def data(tmp_path: Path):
-    """Images that the classifier gets right, with room for an attack."""
+    """Images that the classifier predicts correctly, with enough margin for an attack."""
     linear = write(tmp_path / "model.onnx")
     x = torch.from_numpy(np.random.default_rng(0).random((60, 1, 4, 4), dtype=np.float32))
     with torch.no_grad():

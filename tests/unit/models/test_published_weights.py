@@ -1,4 +1,4 @@
-"""Checkpoints as the field publishes them: what wraps them comes off, their normalization goes into the model."""
+"""Published checkpoints: wrappers are removed, and their normalization is added to the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures of timm and torchvision: as those packages build them, behind their normalization."""
+"""Architectures of timm and torchvision equal those packages' models after normalization."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from classwise.objectives import BAT
 
 
 class Line(nn.Module):
-    """Two classes of one pixel: class 1 from 0.5 on."""
+    """Two classes on one pixel: class 1 from 0.5 on."""
 
     def forward(self, x: Tensor) -> Tensor:
         value = x.flatten(1)[:, 0]

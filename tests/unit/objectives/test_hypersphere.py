@@ -126,7 +126,7 @@ def test_the_closed_form_solves_equation_3(probability: float, num_classes: int)
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 5, 10, 100])
-def test_scales_are_positive_and_grow_whatever_the_number_of_classes(num_classes: int) -> None:
+def test_scales_are_positive_and_grow_for_any_number_of_classes(num_classes: int) -> None:
     objective = HypersphereEmbedding(schedule="cmp", epochs=20)
     scales = [objective.scale_at(epoch, num_classes) for epoch in range(1, 25)]
     assert scales == sorted(scales)
@@ -138,7 +138,7 @@ def test_scales_are_positive_and_grow_whatever_the_number_of_classes(num_classes
 
 
 def test_the_margin_is_in_the_loss_only() -> None:
-    """The same attacked images with and without it; and the verdicts are those of the model."""
+    """Attacked images are equal with and without the margin, and logits are those of the model."""
     torch.manual_seed(0)
     model = build_model("digits-cnn:head=hypersphere")
     x, y = torch.rand(6, 1, 8, 8), torch.arange(6)
@@ -202,7 +202,7 @@ def test_an_optimized_copy_follows_scale_and_weights() -> None:
 
 
 def test_the_head_of_an_optimized_copy_in_bfloat16_stays_in_float32() -> None:
-    """Only the head is asked here: not every CPU has the products of a body in bfloat16."""
+    """Only the head is tested, because not every CPU supports bfloat16 products in the body."""
     model, z = sphere_resnet(), torch.randn(4, 512)
     body = fold_batch_norms(copy.deepcopy(model))
     _to_bfloat16(body)

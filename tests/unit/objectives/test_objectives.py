@@ -1,5 +1,6 @@
-"""Every objective: losses and gradients against float64 references written here, batch-norm updates counted, no look at
-values on the host, and the same through the stand-in of the compiled step."""
+"""Every objective: losses and gradients against float64 references, counted batch-norm updates, no synchronization
+with the host, and equal results of the compiled step's model.
+"""
 
 from __future__ import annotations
 
@@ -241,8 +242,10 @@ def test_loss_and_gradient_equal_the_reference(
 
 
 @EVERY
-def test_nothing_is_looked_at_on_the_host(objective: Objective, passes: int, beta: float, reference: object) -> None:
-    """Fake tensors have shapes and no values: whoever asks for a value gets an error, as in a graph's capture."""
+def test_objectives_do_not_read_tensor_values(
+    objective: Objective, passes: int, beta: float, reference: object
+) -> None:
+    """Fake tensors have shapes but no values: reading a value raises an error, as in a graph capture."""
     objective = bounded(objective)
     with FakeTensorMode():
         head = HypersphereHead if isinstance(objective, HypersphereEmbedding) else nn.Linear
@@ -257,10 +260,10 @@ def test_nothing_is_looked_at_on_the_host(objective: Objective, passes: int, bet
 
 
 @EVERY
-def test_the_stand_in_of_the_compiled_step_changes_nothing(
+def test_step_model_equals_the_model(
     objective: Objective, passes: int, beta: float, reference: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plain passes and pairs, optimized and modes, without the compiler and the graph."""
+    """Separate and paired passes, with an optimized copy, without the compiler and the graph."""
     monkeypatch.setattr(compiled, "compiled", lambda function: function)
     objective = bounded(objective)
     x, y = batch()
@@ -319,7 +322,7 @@ def test_reduce_is_the_plain_mean_under_uniform_controls() -> None:
         ("madry:smoothing=0.1", 1.0),
     ],
 )
-def test_a_recipe_trains_with_it(objective: str, beta: float, tmp_path: Path) -> None:
+def test_recipes_train_with_every_objective(objective: str, beta: float, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"objective": objective, "epochs": 2, "attack": {"steps": 2}, "policy": "wat"}
     plan = make_plan(load_recipe("digits/madry", settings), torch.device("cpu"))
     assert plan.task.beta == beta

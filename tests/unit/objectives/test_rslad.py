@@ -44,7 +44,7 @@ def test_a_model_that_is_its_own_teacher_is_attacked_as_by_trades() -> None:
     assert torch.equal(*found)
 
 
-def test_the_attack_leads_away_from_the_teacher() -> None:
+def test_attack_moves_outputs_away_from_the_teacher() -> None:
     model, teacher, (x, y) = net().eval(), net(1).eval(), batch()
     objective = RSLAD(teacher=teacher, attack=replace(RSLAD().attack, eps=0.2, steps=10))
     x_adv = objective.perturb(model, x, y, ClassControls.uniform(K))

@@ -31,7 +31,7 @@ def test_it_is_the_mean_of_the_cosines_off_the_diagonal(num_classes: int, size: 
 
 
 def test_logits_of_zero_have_a_finite_gradient() -> None:
-    """As an untrained network with a last layer of zeros gives them."""
+    """Logits of zero, as of an untrained network whose last layer is zero."""
     logits = torch.zeros(4, 3, requires_grad=True)
     similarity(logits, torch.tensor([0, 1, 1, 2])).backward()
     assert torch.equal(logits.grad, torch.zeros(4, 3))

@@ -26,7 +26,9 @@ def every(num_classes: int) -> Tensor:
 
 
 def by_scipy(means: np.ndarray, radius: float) -> np.ndarray:
-    """The same for a general solver, over the logits z of p = softmax(z), where KL(u ‖ p) = log mean e^(z - mean z)."""
+    """The same problem with a general solver, over the logits z of p = softmax(z), where KL(u ‖ p) = log mean e^(z -
+    mean z).
+    """
 
     def softmax(z: np.ndarray) -> np.ndarray:
         powers = np.exp(z - z.max())
@@ -175,7 +177,7 @@ def test_faal_loss_of_a_balanced_batch_is_the_mixture_of_class_means() -> None:
 
 
 def test_faal_does_not_synchronize_with_the_host() -> None:
-    """Tensors without values refuse to be looked at, as a CUDA graph does."""
+    """Fake tensors raise an error if a value is read, as in a CUDA graph capture."""
     with FakeTensorMode():
         logits, y = torch.empty(16, 10), torch.empty(16, dtype=torch.int64)
         made = LossTerms(nat=torch.empty(16), adv=torch.empty(16), beta=1.0, logits_adv=logits)

@@ -68,7 +68,7 @@ def test_beta_vector_is_equation_5() -> None:
         (6.0, "beta must have one number for each of 3 classes, got 1"),
         ({"dgo": 0.5}, "unknown class 'dgo': did you mean 'dog'"),
         ({"dog": 0.5, "1": 3.0}, "beta contains class 'dog' twice"),
-        ({"3": 0.5}, "class 3 does not exist: there are 3"),
+        ({"3": 0.5}, "class 3 does not exist: expected 0 to 2"),
         ("6+6+-1", "beta must be finite and not negative, got -1.0"),
         ({"dog": "inf"}, "beta must be finite and not negative, got inf"),
         ("6+6+nan", "beta must be finite and not negative, got nan"),
@@ -207,7 +207,7 @@ def dafa(softmax: list[list[float]], *, lam: float = 1.0, natural: bool = True) 
     return controls
 
 
-def test_dafa_weights_the_one_cross_entropy_there_is() -> None:
+def test_dafa_weights_the_only_cross_entropy() -> None:
     """Without a natural term that is the adversarial one. Class 0 gains 1.5 · 0.4 · 0.8 = 0.48 from class 1."""
     controls = dafa([[0.6, 0.4], [0.2, 0.8]], lam=1.5, natural=False)
     assert controls.weight_adv.tolist() == pytest.approx([1.48, 0.52])

@@ -81,7 +81,7 @@ def task(num_classes: int) -> Task:
 
 
 def fresh(policy: Policy) -> Policy:
-    """A copy that was never started; those of the table never are."""
+    """A fresh copy; the policies of the table are never started."""
     return copy.deepcopy(policy)
 
 
@@ -161,7 +161,7 @@ class Scene:
         return self.spoil("batch", replace(terms, **moved)), self.places.argsort()[y]
 
     def spoil(self, where: str, record: Any) -> Any:
-        """The same with other numbers wherever a policy says it does not look."""
+        """The same statistics with other numbers in all fields that a policy declares unused."""
         if self.hide_from is None:
             return record
         used = {name.partition(".")[2] for name in self.hide_from.uses if name.startswith(f"{where}.")}
@@ -194,7 +194,7 @@ def parts(controls: ClassControls) -> dict[str, Tensor]:
 
 
 def assert_equal(one: ClassControls, two: ClassControls, order: Tensor | None = None) -> None:
-    """Every control of one is that of two: exactly, or with the classes permuted and up to rounding."""
+    """Require equal controls: exactly, or up to permutation and rounding."""
     assert parts(one).keys() == parts(two).keys()
     for name, value in parts(one).items():
         if order is None:
@@ -205,7 +205,7 @@ def assert_equal(one: ClassControls, two: ClassControls, order: Tensor | None = 
 
 
 def assert_sane(controls: ClassControls, num_classes: int) -> None:
-    """Controls that a training can run with."""
+    """Require controls that training can use."""
     for name, value in parts(controls).items():
         assert value.shape == ((num_classes, num_classes) if name == "targets" else (num_classes,)), name
         assert value.dtype == torch.float32 or name == "sampling", name
@@ -238,7 +238,7 @@ def test_permuting_classes_permutes_controls(policy: Policy, num_classes: int, n
 
 @for_each("policy", TABLE, ids=repr)
 @for_each("stop", [1, 3])
-def test_saved_state_continues_where_it_stopped(policy: Policy, stop: int) -> None:
+def test_saved_state_continues_the_sequence(policy: Policy, stop: int) -> None:
     scene = Scene(num_classes=5)
     whole, first, second = fresh(policy), fresh(policy), fresh(policy)
     expected = course(whole, scene, range(1, 7))
@@ -266,7 +266,7 @@ def test_start_resets_the_state(policy: Policy) -> None:
 def test_a_class_without_examples_gives_finite_controls(
     policy: Policy, train: tuple[int, ...], val: tuple[int, ...], natural: bool
 ) -> None:
-    """Controls stay finite, and the loss of the examples there are keeps its scale."""
+    """Controls stay finite, and the loss of the present examples keeps its scale."""
     scene = Scene(num_classes=4, absent_train=train, absent_val=val, natural=natural)
     n = scene.stats("train", 1).n
     for controls in course(fresh(policy), scene):

@@ -99,7 +99,7 @@ def test_csl_refuses_invalid_settings() -> None:
         CSL(gamma=0)
     with pytest.raises(InputError, match="unknown class 'cot': did you mean 'cat'"):
         build("policy", POLICIES, "csl:critical=cot").start(task(3))
-    with pytest.raises(InputError, match="class 3 does not exist: there are 3"):
+    with pytest.raises(InputError, match="class 3 does not exist: expected 0 to 2"):
         build("policy", POLICIES, "csl:critical=3").start(task(3))
 
 
@@ -243,7 +243,9 @@ def test_the_worst_distribution_equals_that_of_a_solver(num_classes: int, rho: f
     st.lists(st.floats(0, 1), min_size=12, max_size=12),
 )
 def test_no_distribution_in_the_ball_is_worse(tenths: list[int], rho: float, other: list[float]) -> None:
-    """Against any other distribution, drawn towards the uniform one until it is in the ball; ties are frequent here."""
+    """Compare with random distributions, moved towards the uniform one until they lie in the ball; ties are
+    frequent.
+    """
     loss = torch.tensor(tenths, dtype=torch.float64) / 10
     ours = worst_weights(loss, rho)
     assert ours.mean().item() == pytest.approx(1)

@@ -142,7 +142,7 @@ def test_invalid_settings_raise_a_one_line_error() -> None:
         FairTAT(sharpness=-1)
     with pytest.raises(InputError, match="unknown class 'cta': did you mean 'cat'"):
         Targeted(aim="cta").start(ANIMALS)
-    with pytest.raises(InputError, match="class 3 does not exist: there are 3, counted from 0"):
+    with pytest.raises(InputError, match="class 3 does not exist: expected 0 to 2"):
         Targeted(aim=3).start(ANIMALS)
 
 
@@ -164,7 +164,7 @@ def test_draws_follow_the_distribution(source: str, dtype: torch.dtype) -> None:
 
 
 class AtThe(ExampleNoise):
-    """Noise that says the same for all."""
+    """Noise with the same value everywhere."""
 
     value: float
 
@@ -194,7 +194,7 @@ def test_draws_invert_the_cumulative_distribution(shares: list[int], place: int)
 @given(shares=st.lists(st.one_of(st.just(0.0), st.floats(1e-30, 1e6)), min_size=2, max_size=12).filter(any))
 @settings(deadline=None, max_examples=40)
 def test_a_class_of_probability_zero_is_never_drawn(dtype: torch.dtype, value: float, shares: list[float]) -> None:
-    """Not even where rounding puts the place at the end of all shares, or at their beginning."""
+    """Even if rounding puts the random number at the end or the beginning of all shares."""
     table = torch.tensor([shares, shares[::-1]], dtype=dtype)
     found = draw(table, stuck(value))
     assert (table.gather(1, found[:, None]) > 0).all()
@@ -215,7 +215,7 @@ def test_draws_of_streams_do_not_depend_on_batching(order: list[int], cuts: set[
 
 
 class Linear(nn.Module):
-    """Every pixel speaks for one class."""
+    """Logits in which every pixel belongs to one class."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -266,12 +266,12 @@ def test_targets_are_drawn_from_the_random_streams_of_the_attack() -> None:
 def test_targets_of_another_shape_are_refused(shape: tuple[int, int]) -> None:
     x, y = pictures(3)
     targets = torch.ones(shape) if shape == (2, 3) else torch.ones(shape, dtype=torch.int64)
-    with pytest.raises(InputError, match="3 images need as many targets, got "):
+    with pytest.raises(InputError, match="expected one target per image, got "):
         PGD(eps=0.1)(Linear(3), x, y, targets=targets)
 
 
 def test_targeting_does_not_synchronize_with_the_host() -> None:
-    """Tensors without values refuse to be looked at, as a CUDA graph does."""
+    """Fake tensors raise an error if a value is read, as in a CUDA graph capture."""
     with FakeTensorMode():
         model, controls = Linear(3), Targeted(aim="dog").start(ANIMALS)
         x, y = torch.empty(8, 1, 3, 4), torch.empty(8, dtype=torch.int64)

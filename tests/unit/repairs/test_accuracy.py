@@ -1,4 +1,4 @@
-"""Class accuracies under biases: the counted ones against counting, the smooth ones against derivatives and theory."""
+"""Class accuracies under biases: counted ones against definitions, smooth ones against derivatives and theory."""
 
 # N examples, K classes
 

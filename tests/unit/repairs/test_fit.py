@@ -54,7 +54,7 @@ def right(matrix: np.ndarray, label: np.ndarray, biases: np.ndarray) -> np.ndarr
 def held_out_by_hand(
     margins: Margins, weight: float, *, folds: int = FOLDS, seed: int = 0, counted: bool = False
 ) -> Summary:
-    """Fit without each fold, judge on it, put the folds together."""
+    """Fit without each fold, evaluate on it, and concatenate the folds."""
     fold = assigned(margins.label, folds, seed)
     whole = ClassAccuracy.of(margins.attacked, margins.label, **({"bandwidth": 0} if counted else {}))
     kept = np.zeros(len(margins))
@@ -116,7 +116,7 @@ def test_held_out_survival_is_that_of_biases_fitted_without_the_image() -> None:
 
 
 def test_held_out_images_do_not_affect_their_biases() -> None:
-    """The margins of one fold are replaced: the biases that judge this fold stay, and with them what is judged."""
+    """Replacing the margins of one fold changes neither the biases for this fold nor its held-out accuracies."""
     margins = table(UNEVEN, 40)
     first = fit(margins, rule="worst", seed=2)
     own = assigned(margins.label, FOLDS, 2) == 3

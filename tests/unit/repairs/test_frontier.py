@@ -1,4 +1,4 @@
-"""The frontier against exhaustive search, other solvers, and what symmetry demands."""
+"""The frontier against exhaustive search, other solvers, and symmetry."""
 
 # N examples, K classes
 
@@ -103,7 +103,7 @@ def test_the_weights_are_the_gradient_of_the_weak_value(weak: Weak, soft: float,
 
 
 def gained(accuracy: ClassAccuracy, biases: np.ndarray, weight: float) -> float:
-    """What a point maximizes without guards, over the classes that have examples."""
+    """Return the objective of a point without regularization, over the classes with examples."""
     values = accuracy.values(biases)
     present = values[~np.isnan(values)]
     return (present.mean() + weight * present.min()) / (1 + weight)
@@ -129,7 +129,7 @@ def test_two_classes_against_a_line(weight: float) -> None:
 
 
 def test_penalty_and_softness_against_a_grid() -> None:
-    """The whole objective as the module writes it, with penalty and softness, two ways."""
+    """Compute the full objective, with penalty and softness, in two ways."""
     accuracy, weight, each = problem([0.2, 0.9, 1.4], 100), 3.0, 100
     level = accuracy.values(np.zeros(3)).min()
     soft = 8 * np.sqrt(level * (1 - level) / each)
@@ -248,7 +248,7 @@ def many(num_classes: int, each: int, world: int, draw: int) -> tuple[np.ndarray
 
 
 def weakest_tenth(biases: np.ndarray, world: int, num_classes: int) -> float:
-    """On other examples of the same classes."""
+    """Accuracies on other examples of the same classes."""
     values = ClassAccuracy.of(*many(num_classes, 100, world, 1), bandwidth=0).values(biases)
     return float(np.sort(values)[: tenth_of(num_classes)].mean())
 

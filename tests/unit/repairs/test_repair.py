@@ -1,4 +1,4 @@
-"""Repairs from beginning to end: which images, what is written, what loads back, and what is refused."""
+"""Repairs end to end: selection of images, written files, loading, and refused input."""
 
 # N examples, K classes
 
@@ -55,7 +55,7 @@ def run(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def repair(run: Path, root: Path) -> Repair:
-    """That model repaired, and judged on the same test images."""
+    """The repaired model, evaluated on the same test images."""
     attacks = [ATTACK, "corruptions:severity=1"]
     return cw.repair(run, "digits", rule="worst", attacks=attacks, test_per_class=15, out=root / "fixed")
 
@@ -87,7 +87,7 @@ def logits(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def complaint(*args: Any, **kwargs: Any) -> str:
-    """The one line that a repair fails with."""
+    """Return the one-line error of a repair."""
     with pytest.raises(InputError) as caught:
         cw.repair(*args, **kwargs)
     message = str(caught.value)
@@ -124,7 +124,7 @@ def test_per_class_limits_the_fitting_images(run: Path) -> None:
 
 
 class Tasks(Silent):
-    """Records what was begun."""
+    """Records the started tasks."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -340,7 +340,7 @@ def test_module_and_images_in_memory(run: Path, root: Path) -> None:
 
 
 def test_an_architecture_with_weights(run: Path, root: Path) -> None:
-    """Normalization that comes with the weights comes back with the repaired model."""
+    """The normalization of the weights file is kept by the repaired model."""
     model = normalized(load_model(str(run)), [0.1], [0.8])
     save_file(model.state_dict(), root / "weights.safetensors")
     settings = {**QUICK, "evaluate": False, "weights": root / "weights.safetensors", "eps": EPS}
@@ -402,7 +402,7 @@ class Small(nn.Module):
 
 
 def test_repair_with_little_memory(run: Path) -> None:
-    """Every part of a repair goes on in batches that fit."""
+    """Every part of a repair uses batches that fit into memory."""
     model = load_model(str(run))
     how: dict[str, Any] = {**QUICK, "per_class": None, "test_per_class": None, "eps": EPS, "rule": "worst"}
     train, test = pixels("train", 10), pixels("test", 4)
@@ -414,7 +414,7 @@ def test_repair_with_little_memory(run: Path) -> None:
 
 
 def test_a_recipe_that_ends_with_a_repair(run: Path, root: Path) -> None:
-    """It is the repair that the command makes of the finished training."""
+    """The result equals that of the command on the finished training."""
     recipe = {"epochs": 1, "eps": "0.02", "validation_per_class": 10, "repair": {"rule": "worst"}}
     made = cw.train("digits/standard", out=root / "recipe", **recipe)
     assert made.repaired == root / "recipe" / "repaired"

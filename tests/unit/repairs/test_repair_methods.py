@@ -1,4 +1,4 @@
-"""Every repair method: the original is left as it is, same seed same result, and what each paper's equations say."""
+"""Every repair method: the original is unchanged, results are reproducible, and the equations of each paper hold."""
 
 # B batch, N examples, K classes, D features
 
@@ -46,7 +46,7 @@ def digits() -> ImageSet:
 
 
 def network(*, bias: bool = True) -> nn.Module:
-    """With batch norm and dropout, whose states and modes are easy to change by mistake."""
+    """A model with batch norm and dropout, whose state could be changed by mistake."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(

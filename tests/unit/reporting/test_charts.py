@@ -1,4 +1,4 @@
-"""Charts in files show the report's numbers and take any name for text."""
+"""Charts show the numbers of the report and treat all names as text."""
 
 from __future__ import annotations
 

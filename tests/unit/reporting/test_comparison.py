@@ -28,7 +28,7 @@ def make_report(
     norm: str = "Linf",
     drop_verdicts: bool = False,
 ) -> ClassReport:
-    """A report from 0/1 lists that tell which examples are held, untouched (all by default) and under attack."""
+    """A report from 0/1 lists of the examples that are correct, naturally (default: all) and under attack."""
     label = np.array(labels)
     verdicts = Verdicts(
         index=np.arange(len(label)) if index is None else np.array(index),
@@ -115,13 +115,13 @@ def test_every_model_is_compared_with_the_first():
     assert comparison.rho == -2
 
 
-def test_rho_is_undefined_where_the_baseline_holds_nothing_of_a_class():
+def test_rho_is_undefined_if_the_worst_class_of_the_baseline_is_zero():
     comparison = compare(make_report([1] * 10 + [0] * 5), make_report(METHOD), names=["a", "b"])
     assert comparison["pgd"][1].rho is None
     assert comparison["natural"][1].rho == 0
 
 
-def test_only_results_that_all_have_are_compared():
+def test_only_common_results_are_compared():
     comparison = compare(make_report(BASELINE, attack="fgsm"), make_report(METHOD, attack="pgd"), names=["a", "b"])
     assert list(comparison.results) == ["natural", "worst-case"]
     comparison = compare(make_report(BASELINE, attack=None), make_report(METHOD), names=["a", "b"])
@@ -141,7 +141,7 @@ def test_only_results_that_all_have_are_compared():
     ],
     ids=["data", "split", "eps", "norm", "classes", "more classes"],
 )
-def test_unlike_runs_are_refused(different, complaint):
+def test_incomparable_runs_are_refused(different, complaint):
     with pytest.raises(InputError) as caught:
         compare(make_report(BASELINE), make_report(METHOD, **different), names=["base", "other"])
     message = str(caught.value)
@@ -173,7 +173,7 @@ def test_fewer_examples_are_not_paired():
     assert not comparison.paired
 
 
-def test_comparing_needs_two():
+def test_comparison_requires_two_runs():
     with pytest.raises(InputError, match="at least two reports, got 1"):
         compare(make_report(BASELINE))
     with pytest.raises(InputError, match="expected 2 names, one per report, got 1"):
@@ -196,7 +196,7 @@ def test_runs_are_named_by_their_directories(tmp_path):
     assert comparison.paired
 
 
-def test_directories_of_one_name_are_told_apart(tmp_path):
+def test_directories_of_equal_name_get_different_names(tmp_path):
     for folder in ("a", "b"):
         make_report(BASELINE).to_json(tmp_path / folder / "run" / "report.json")
     models = compare(tmp_path / "a" / "run", tmp_path / "b" / "run").models

@@ -21,7 +21,7 @@ ALPHA = 0.05
 def make_report(
     held: np.ndarray, labels: np.ndarray, first_index: int = 0, classes: list[str] = CLASSES
 ) -> ClassReport:
-    """A report where ``held`` tells which examples survive the one attack."""
+    """A report in which ``held`` says which examples survive the attack."""
     verdicts = Verdicts(
         index=first_index + np.arange(len(labels)),
         label=labels,
@@ -70,7 +70,7 @@ def test_thresholds(report, demand, passed, what, wanted):
 
 
 def test_intervals_of_what_is_measured(report):
-    """Wilson's for a share named beforehand, others where it was picked or is a distance."""
+    """Wilson's interval for a class named in advance; other intervals for a selected class or a difference."""
     demands = {"min_worst": 0, "min_average": 0, "min_class": ["fly=0"], "max_mcd": 100, "max_cv": 2500}
     found = [(check.value, check.low, check.high) for check in thresholds(report, "pgd", **demands)]
     corrected = report["pgd"].worst.corrected
@@ -85,7 +85,7 @@ def test_intervals_of_what_is_measured(report):
     assert np.array(found) == pytest.approx(np.array(by_hand), abs=1e-4)
 
 
-def test_zero_is_a_threshold_and_none_is_not(report):
+def test_zero_is_a_threshold_but_none_is_not(report):
     demands = {"min_worst": 0, "min_average": 0, "min_class": ["ant=0"], "max_mcd": 0, "max_cv": 0}
     assert [check.passed for check in thresholds(report, "pgd", **demands)] == [True, True, True, False, False]
     assert thresholds(report, "pgd") == []
@@ -101,7 +101,7 @@ def test_zero_is_a_threshold_and_none_is_not(report):
         ("max_cv", "high", 0.01),
     ],
 )
-def test_confident_decides_at_the_end_of_the_interval(report, demand, end, step):
+def test_confident_compares_the_bound_of_the_interval(report, demand, end, step):
     def judged(limit: float, *, confident: bool):
         value = [f"bee={limit}"] if demand == "min_class" else limit
         (check,) = thresholds(report, "pgd", **{demand: value}, confident=confident)
@@ -114,8 +114,8 @@ def test_confident_decides_at_the_end_of_the_interval(report, demand, end, step)
     assert judged(bound, confident=True).wanted.endswith("with 95% confidence")
 
 
-def test_confident_never_passes_what_fails_without():
-    """Where many classes agree closely, the smallest measured share may lie below the interval of the true one."""
+def test_confident_is_never_less_strict():
+    """If many classes have similar accuracies, the lowest measured share may lie below the interval of the true one."""
     held = np.concatenate([np.arange(50) < count for count in (24, *[25] * 99)])
     report = make_report(held, np.repeat(np.arange(100), 50), classes=[str(label) for label in range(100)])
     worst = report["pgd"].worst
@@ -128,7 +128,7 @@ def test_confident_never_passes_what_fails_without():
 
 @pytest.mark.parametrize(("shares", "limit"), [([0.5] * 10, 50), ([0.3, *[0.6] * 9], 30), ([0.3, 0.4, 0.5, 0.6], 30)])
 def test_a_model_at_the_limit_seldom_passes_with_confidence(shares, limit):
-    """2.5 % is promised; 4 % is left for the approximation."""
+    """The nominal rate is 2.5%; 4% allows for the approximation."""
     classes, n, times = [str(label) for label in range(len(shares))], 60, 120
     labels = np.repeat(np.arange(len(shares)), n)
     rng = np.random.default_rng(11)
@@ -191,7 +191,7 @@ def test_a_name_goes_before_a_label_and_may_hold_an_equals_sign():
         ({"min_average": float("inf")}, "a limit must be a percentage from 0 to 100, got inf"),
     ],
 )
-def test_limits_that_make_no_sense(report, demand, message):
+def test_invalid_limits(report, demand, message):
     with pytest.raises(InputError) as caught:
         thresholds(report, "pgd", **demand)
     assert str(caught.value) == message
@@ -204,7 +204,7 @@ def test_thresholds_apply_to_the_result_that_is_named(report):
         thresholds(report, "pdg", min_worst=1)
 
 
-def test_what_was_not_measured_fails():
+def test_unmeasured_results_fail():
     nothing = np.array([], dtype=np.int64)
     empty = make_report(nothing == 1, nothing)
     demands = {"min_worst": 0, "min_average": 0, "min_class": ["ant=0"], "max_mcd": 100, "max_cv": 2500}
@@ -217,7 +217,7 @@ LABELS = np.repeat([0, 1, 2], 1000)
 
 
 def noisy(seed: int, shares: list[float]) -> np.ndarray:
-    """Survival with given shares, an example's luck being the same in every model but for a little noise."""
+    """Survival with given shares; the difficulty of an example is equal in all models up to small noise."""
     luck = np.random.default_rng(0).random(3000)
     blur = np.random.default_rng(seed).normal(0, 0.02, 3000)
     return luck + blur < np.repeat(shares, 1000)
@@ -253,7 +253,7 @@ def test_the_same_model_passes():
 
 
 def rerun(held: np.ndarray, flips: float, rng: np.random.Generator) -> np.ndarray:
-    """The same model under other random starts: a few examples fall the other way, in both directions alike."""
+    """The same model with another random seed: a few verdicts change, in both directions equally."""
     return held ^ (rng.random(held.size) < flips)
 
 
@@ -264,7 +264,9 @@ def test_another_seed_of_the_attack_passes():
 
 @pytest.mark.parametrize("flips", [0.01, 0.1])
 def test_false_alarms_stay_within_alpha(flips):
-    """Holm keeps the rate over all classes, and the average is one more test; both count only losses, of two sides."""
+    """Holm's method controls the rate over all classes, and the average is one more test; of both, only losses
+    count.
+    """
     rng, times, alpha = np.random.default_rng(6), 100, 0.2
     alarms = 0
     for _ in range(times):
@@ -276,7 +278,7 @@ def test_false_alarms_stay_within_alpha(flips):
     assert alarms > 0  # the gate is awake
 
 
-def test_alpha_decides():
+def test_alpha_is_the_significance_level():
     # Eight lost and one gained of one class: p = 2 (1 + 9) / 2^9, three times for three classes.
     before = np.ones(3000, dtype=bool)
     before[0] = False
@@ -304,7 +306,7 @@ def test_unpaired_runs_cannot_be_gated():
     assert str(caught.value) == ("a paired test needs runs with the same examples: evaluate both on the same data")
 
 
-def test_a_result_that_only_one_run_has_is_said():
+def test_results_of_only_one_run_are_refused():
     held = noisy(1, [0.5, 0.6, 0.4])
     comparison = compare(make_report(held, LABELS), make_report(held, LABELS))
     with pytest.raises(InputError, match="the runs have no common result 'fab': choose one of nat"):
@@ -315,7 +317,7 @@ def test_a_result_that_only_one_run_has_is_said():
     ("severity", "failures"),
     [("error", ["trained-on-these"]), ("warning", ["trained-on-these", "unreached"]), ("info", None)],
 )
-def test_findings_fail_from_a_severity_up(report, severity, failures):
+def test_findings_fail_at_or_above_a_severity(report, severity, failures):
     found = [
         Finding(severity="info", code="rounded-eps", text="eps is rounded"),
         Finding(severity="warning", code="unreached", text="3 images keep their label"),
@@ -329,7 +331,7 @@ def test_findings_fail_from_a_severity_up(report, severity, failures):
     assert checks[0].wanted == f"no finding of severity {severity} or higher"
 
 
-def test_no_findings_pass_and_what_was_not_probed_is_said(report):
+def test_no_findings_pass_and_skipped_probes_are_stated(report):
     mild = Sanity(findings=[Finding(severity="info", text="all well")])
     (check,) = no_findings(report.model_copy(update={"sanity": mild}), "warning")
     assert (check.passed, check.measured) == (True, "none (trust checks did not run)")

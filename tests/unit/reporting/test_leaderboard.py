@@ -1,4 +1,4 @@
-"""A leaderboard merges seeds, compares what can be compared, and writes a site that names cannot harm."""
+"""A leaderboard merges seeds, compares comparable runs, and writes a site that is safe against malicious names."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_seeds_are_one_entry_with_their_spread() -> None:
     assert entry.runs == [0, 1]
 
 
-def test_runs_that_differ_in_more_than_the_seed_stay_apart() -> None:
+def test_runs_that_differ_in_more_than_the_seed_are_separate_entries() -> None:
     one = make_report([50, 20, 60])
     others = [
         make_report([50, 20, 60], method="madry"),
@@ -131,7 +131,7 @@ def test_two_classes_of_one_name_keep_their_own_numbers() -> None:
     assert entry.worst_classes == ["crane (class 1)", "crane (class 3)"]
 
 
-def test_a_name_that_looks_like_a_unique_one() -> None:
+def test_names_that_already_contain_a_class_number() -> None:
     assert unique_class_names(["a", "a", "a (class 1)"]) == ["a", "a (class 1)", "a (class 1) (class 2)"]
 
 
@@ -171,7 +171,7 @@ def test_the_site_holds_a_page_for_every_run_and_the_numbers(tmp_path: Path) -> 
     assert "://" not in page
 
 
-def test_a_report_that_says_odd_things_of_its_training_is_taken_as_unknown(tmp_path: Path) -> None:
+def test_invalid_training_record_is_treated_as_unknown(tmp_path: Path) -> None:
     report = make_report([5, 6], method=None, trained="by hand", weights="w/x.safetensors", spec="resnet18")
     save(report, tmp_path / "run")
     entry = leaderboard([load_report(tmp_path / "run")]).entries[0]

@@ -1,4 +1,4 @@
-"""The pages show the report's own numbers, survive hostile names, and claim no more than the data support."""
+"""Pages show the numbers of the report, are safe against malicious names, and claim no more than the data support."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_report(
     first_index: int = 0,
     attacks: dict[str, AttackInfo] | None = None,
 ) -> ClassReport:
-    """The first ``kept[key][k]`` examples of class k survive ``key``; the others are taken for the next class."""
+    """The first ``kept[key][k]`` examples of class k survive ``key``; the others are predicted as the next class."""
     k = len(next(iter(kept.values())))
     sizes = [n] * k if isinstance(n, int) else list(n)
     label = np.repeat(np.arange(k), sizes)
@@ -171,7 +171,7 @@ def test_verdict_at_the_edges(kept: dict[str, list[int]], expected: str) -> None
     assert report_verdict(make_report(kept, n=10)).startswith(expected)
 
 
-def test_no_examples_is_said() -> None:
+def test_missing_examples_are_stated() -> None:
     empty = make_report({"natural": [0, 0]}, n=0)
     assert report_verdict(empty) == "There are no examples."
     assert "no examples" in Page(report_page(empty)).text
@@ -244,7 +244,7 @@ def test_confusion_counts_and_shares() -> None:
     assert "cat correct: 250 of 1,000, 25.0%" in page.tips
 
 
-def test_superclasses_stand_together_in_the_confusion_matrix() -> None:
+def test_superclasses_are_adjacent_in_the_confusion_matrix() -> None:
     report = cifar_report()
     groups = {"transportation": [0, 1, 8, 9], "animals": [2, 3, 4, 5, 6, 7]}
     report = report.model_copy(update={"dataset": report.dataset.model_copy(update={"superclasses": groups})})
@@ -296,14 +296,14 @@ def test_images_of_the_weakest_class_are_shown_with_their_predictions() -> None:
     ]
 
 
-def test_what_broke_the_examples() -> None:
+def test_attacks_that_broke_the_examples_are_shown() -> None:
     report = make_report({"natural": [90, 80], "pgd": [50, 40], "square": [45, 60]}, n=100)
     rows = Page(report_page(report)).tables["First attack that broke each example"][1:]
     assert [row[2] for row in rows] == ["30", "80", "5", "85"]
     assert sum(int(row[2]) for row in rows) == 200
 
 
-def test_without_verdicts_the_page_says_so() -> None:
+def test_missing_verdicts_are_stated() -> None:
     report = ClassReport.model_validate(cifar_report().model_dump(by_alias=True))
     assert report.verdicts is None
     assert "the table of verdicts is missing" in Page(report_page(report)).text
@@ -512,7 +512,7 @@ def test_hostile_names_stay_text(number: int) -> None:
 
 
 def assert_only_our_script(page: Page) -> None:
-    """One at most, and the one whose digest the page's policy names: no other would run."""
+    """Require at most one script, and only the one whose digest the page's policy allows."""
     assert len(page.scripts) == len(page.all("script")) <= 1
     for script in page.scripts:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -522,7 +522,7 @@ def assert_only_our_script(page: Page) -> None:
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_nothing_is_fetched_and_nothing_runs(number: int) -> None:
+def test_pages_load_no_resources_and_run_no_code(number: int) -> None:
     html = hostile_pages()[number]
     assert "://" not in html
     page = Page(html)
@@ -563,7 +563,7 @@ def two(before: Sequence[int], after: Sequence[int], n: int = 100, **changes: in
     return compare(one, other)
 
 
-def test_a_clear_gain_is_claimed() -> None:
+def test_significant_gain_is_reported() -> None:
     found = two([60, 10, 70], [58, 45, 68])
     assert comparison_verdict(found) == (
         "new raises the worst class of base from 10.0% (class 1) to 45.0% (class 1): +35.0 points (p < 0.001, n = 100)."
@@ -576,7 +576,7 @@ def test_a_clear_gain_is_claimed() -> None:
     )
 
 
-def test_without_evidence_nothing_is_claimed() -> None:
+def test_insignificant_change_is_not_reported_as_a_gain() -> None:
     found = two([60, 33, 70], [60, 36, 69])
     assert comparison_verdict(found).startswith(
         "new does not change the worst class of base significantly: from 33.0% (class 1) to 36.0% (class 1), +3.0"
@@ -602,7 +602,7 @@ def test_another_worst_class_with_overlapping_intervals() -> None:
     )
 
 
-def test_a_loss_is_called_one() -> None:
+def test_loss_is_reported_as_a_loss() -> None:
     found = two([60, 40, 70], [60, 10, 30])
     assert comparison_verdict(found).startswith(
         "new lowers the worst class of base from 40.0% (class 1) to 10.0% (class 1): −30.0 points"
@@ -692,7 +692,7 @@ def test_the_charts_come_before_every_paragraph_but_the_verdict() -> None:
     assert report_page(report)[: report_page(report).index("<svg")].count('<p class="note"') == 0
 
 
-def test_unpaired_page_says_so() -> None:
+def test_unpaired_comparison_is_stated() -> None:
     base = make_report({"natural": [100, 100], "pgd": [60, 10]}, n=100, name="base")
     new = make_report({"natural": [100, 100], "pgd": [62, 45]}, n=100, name="new", first_index=7)
     page = Page(comparison_page(compare(base, new)))

@@ -19,7 +19,7 @@ PRESENT = [0, 1, 3]  # there is no cat
 
 
 def make_verdicts(n: int = 90) -> Verdicts:
-    """Three of four classes, two attacks that break some of what is right untouched."""
+    """Three of four classes, and two attacks that break some of the naturally correct examples."""
     rng = np.random.default_rng(5)
     label = np.sort(rng.choice(PRESENT, n, p=[0.5, 0.3, 0.2]))
     natural = np.where(rng.random(n) < 0.85, label, rng.integers(0, 4, n))
@@ -170,7 +170,7 @@ def test_report_on_nothing():
     assert (report["natural"].cv, report["natural"].mcd, report["natural"].overall.value) == (None, None, None)
 
 
-def test_looking_things_up(report):
+def test_results_are_looked_up_by_name(report):
     assert report.strongest == "worst-case"
     assert report.worst == report["worst-case"].worst
     with pytest.raises(InputError, match="unknown result 'fgms': did you mean 'fgsm'"):
@@ -197,7 +197,7 @@ def refused(path) -> str:
     return str(caught.value)
 
 
-def test_nothing_there(tmp_path):
+def test_missing_report(tmp_path):
     assert refused(tmp_path / "no") == f"no such run directory: {tmp_path / 'no'}"
     assert refused(tmp_path) == f"{tmp_path} contains no report.json: evaluate the model first"
 

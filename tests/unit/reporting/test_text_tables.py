@@ -102,7 +102,7 @@ class _Cells(HTMLParser):
 
 
 def read_markdown(text: str) -> list[list[str]]:
-    """The cells as another library renders them, where nothing but a paragraph and a table came of them."""
+    """The cells as rendered by another library, if it finds only a paragraph and a table."""
     parser = _Cells()
     parser.feed(MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(text))
     parser.close()
@@ -131,7 +131,7 @@ LATEX_TOKENS = re.compile("|".join(map(re.escape, LATEX_SIGNS)))
 
 
 def read_latex(text: str) -> list[list[str]]:
-    """The cells, read as TeX would: every command known, every brace closed."""
+    """The cells as parsed by TeX: every command is known and every brace is closed."""
     lines = [line for line in text.splitlines() if not line.startswith("%")]
     begin = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", lines[0])
     assert begin
@@ -160,7 +160,7 @@ def read_latex(text: str) -> list[list[str]]:
 
 
 def read_csv(text: str) -> list[dict[str, str]]:
-    """The rows, names as the documentation says to read them."""
+    """The rows, with names decoded as documented."""
     found = list(csv.DictReader(io.StringIO(text, newline="")))
     return [row | {name: row[name].removeprefix("'") for name in ("model", "result", "class")} for row in found]
 
@@ -254,7 +254,7 @@ def test_bold_is_the_weakest_class_and_the_strongest_of_the_models() -> None:
     assert list(dict.fromkeys(bold)) == list(dict.fromkeys(map(shown, highest)))
 
 
-def test_how_far_values_may_be_off_is_said() -> None:
+def test_largest_half_width_of_the_intervals_is_stated() -> None:
     report = make_report(["ant", "bee"], each=50)
     reach = max(
         max(part.value - part.low, part.high - part.value)
@@ -305,7 +305,7 @@ def test_parquet_keeps_names_as_they_are(tmp_path: Path) -> None:
     assert names[: len(HOSTILE) + 1] == [*HOSTILE, None]
 
 
-def test_half_a_character_is_replaced() -> None:
+def test_lone_surrogate_is_replaced() -> None:
     assert plain("a\ud800b") == "a\N{REPLACEMENT CHARACTER}b"
 
 

@@ -1,4 +1,4 @@
-"""The page's section on trust: the probes' own numbers, the classes by name, and nothing where nothing was probed."""
+"""The trust section of a page: numbers of the probes, classes by name, and no rows for omitted probes."""
 
 from __future__ import annotations
 

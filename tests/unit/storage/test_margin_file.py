@@ -1,4 +1,4 @@
-"""Margin matrices on disk: what half precision keeps, and one line for every file that is not one."""
+"""Margin matrices on disk: half precision, and one-line errors for invalid files."""
 
 # N examples, K classes
 
@@ -41,7 +41,7 @@ def random_table(size: int, num_classes: int, seed: int = 0) -> Margins:
 
 
 def complaint(path: Path) -> str:
-    """The one line that loading fails with."""
+    """Return the one-line error of loading."""
     with pytest.raises(InputError) as caught:
         Margins.load(path)
     message = str(caught.value)

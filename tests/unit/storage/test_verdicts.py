@@ -12,7 +12,7 @@ from classwise.storage.verdicts import NATURAL, PENDING, WORST_CASE, Verdicts
 
 
 def table(**columns: list[int]) -> Verdicts:
-    """Verdicts from columns: label, natural, and whatever else is named is an attack."""
+    """Build verdicts from columns: label, natural, and every other name is an attack."""
     arrays = {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
     label, natural = arrays.pop("label"), arrays.pop("natural")
     return Verdicts(index=100 + np.arange(len(label)), label=label, natural=natural, attacks=arrays)

@@ -36,10 +36,10 @@ def test_composed_objectives_have_traits_of_their_base() -> None:
 
 
 def test_controls_with_an_effect() -> None:
-    assert traits_of(Standard()).obeys == {"sampling", "weight_nat"}
-    assert traits_of(Madry()).obeys == {"sampling", "weight_adv", "beta_scale", "eps_scale", "targets"}
-    assert traits_of(Trades()).obeys == {"sampling", "weight_nat", "weight_adv", "beta_scale", "eps_scale"}
-    assert "targets" in traits_of(replace(Trades(), attack=replace(Trades().attack, loss="ce"))).obeys
+    assert traits_of(Standard()).controls == {"sampling", "weight_nat"}
+    assert traits_of(Madry()).controls == {"sampling", "weight_adv", "beta_scale", "eps_scale", "targets"}
+    assert traits_of(Trades()).controls == {"sampling", "weight_nat", "weight_adv", "beta_scale", "eps_scale"}
+    assert "targets" in traits_of(replace(Trades(), attack=replace(Trades().attack, loss="ce"))).controls
 
 
 @for_each("objective", EVERY, ids=list(OBJECTIVES))

@@ -21,7 +21,7 @@ from classwise.core.model_calls import exact
 from classwise.core.types import ClassControls, ClassStats, LossTerms, reduce
 from classwise.policies import FAAL, Uniform
 from classwise.training import compiled
-from classwise.training.compiled import CompiledEngine, StepModel, kernels_by_trial
+from classwise.training.compiled import CompiledEngine, StepModel, benchmarked_kernels
 from classwise.training.engine import Engine
 from classwise.training.plan import Plan, make_engine, make_plan
 
@@ -60,7 +60,7 @@ def test_kernels_are_benchmarked_unless_deterministic(asked: str | None, monkeyp
     torch.use_deterministic_algorithms(asked == "torch")
     before = cudnn.benchmark, cudnn.benchmark_limit
     try:
-        with kernels_by_trial():
+        with benchmarked_kernels():
             tried = cudnn.benchmark
     finally:
         torch.use_deterministic_algorithms(False)
@@ -73,7 +73,7 @@ def test_kernels_are_benchmarked_unless_deterministic(asked: str | None, monkeyp
 def test_step_model_has_losses_and_gradients_of_the_model(
     recipe: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Optimized copy, paired passes and modes, without compiler and graph."""
+    """Optimized copy, paired passes and modes, without the compiler and the graph."""
     monkeypatch.setattr(compiled, "compiled", lambda function: function)
     plan = plan_for(recipe, model=model)
     rows = plan.train[:8]

@@ -136,7 +136,7 @@ for name in names:
 
 
 def test_missing_package_is_one_line_error(tmp_path: Path) -> None:
-    """Nothing is started in a process that cannot import them."""
+    """Training does not start if the packages cannot be imported."""
     command = [sys.executable, "-c", MISSING, str(tmp_path / "run"), *LOGGERS]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2"] * len(LOGGERS)

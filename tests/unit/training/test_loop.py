@@ -228,7 +228,7 @@ def test_recipe_object_and_overrides(tmp_path: Path) -> None:
         ({"objective": "tradse"}, "unknown objective 'tradse': did you mean 'trades'?"),
         ({"policy": "wta"}, "unknown policy 'wta': did you mean 'wat'?"),
         ({"policy": "wat:etta=1"}, "did you mean 'eta'?"),
-        ({"objective": {"name": "trades", "attack": "pgd"}}, "an objective brings its own attack"),
+        ({"objective": {"name": "trades", "attack": "pgd"}}, "objective.attack cannot be set"),
         ({"attack": {"step": 3}}, "did you mean 'steps'?"),
         ({"eps": 0}, "eps must be a positive number, got 0"),
         ({"eps": -0.1}, "eps must be a positive number, got -0.1"),
@@ -248,7 +248,7 @@ def test_recipe_object_and_overrides(tmp_path: Path) -> None:
         ({"augment": {"crop": 8}}, "augment.crop = 8 must be smaller than the image (8 pixels)"),
         ({"seed": 10**23}, "seed"),
         ({"model": "small-cnn"}, "the model fails on images of 1x8x8"),
-        ({"attack": {"norm": "L2"}}, "PGD has norm = L2, elsewhere it is Linf"),
+        ({"attack": {"norm": "L2"}}, "PGD has norm = L2, but Linf is set elsewhere"),
     ],
 )
 def test_bad_recipes_start_nothing(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
@@ -264,7 +264,7 @@ def test_bad_recipes_start_nothing(tmp_path: Path, overrides: dict[str, Any], me
     [
         ("nn.Sequential(nn.Flatten(), nn.Linear(64, 7))", "the model has 7 outputs, but digits has 10 classes"),
         ("nn.Sequential(nn.Flatten(), nn.Linear(64, 20))", "the model has 20 outputs, but digits has 10 classes"),
-        ("nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()", "training needs a float32 model"),
+        ("nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()", "training requires a float32 model"),
         ("nn.Flatten()", "no trainable parameter"),
         ("nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)", "no trainable parameter"),
         ("nn.Sequential(nn.Flatten(), nn.Linear(9, 10))", "the model fails on images of 1x8x8"),
@@ -299,7 +299,7 @@ def test_checkpoint_of_another_run_is_one_line_error(tmp_path: Path) -> None:
 
     cw.train("digits/standard", out=tmp_path, epochs=1)
     save_state(tmp_path / "checkpoints" / "last.pt", {"epoch": 1})
-    with pytest.raises(InputError, match=r"last\.pt does not fit this run: KeyError"):
+    with pytest.raises(InputError, match=r"last\.pt does not match this run: KeyError"):
         cw.train("digits/standard", out=tmp_path, epochs=1, resume=True)
 
 

@@ -111,7 +111,7 @@ def test_every_phase_has_its_images_and_batches(tmp_path: Path, recipe: dict[str
 
 
 def test_imagenet_folders_at_two_sizes(tmp_path: Path, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """JPEG files in folders called by WordNet ids, as ImageNet has them; two of each class, one of them held out."""
+    """JPEG files in folders named by WordNet ids, as in ImageNet: two per class, one of them held out."""
     random = np.random.default_rng(0)
     for wnid in imagenet_classes():
         folder = tmp_path / "data" / "ILSVRC2012" / "train" / wnid
@@ -142,7 +142,7 @@ def test_equal_phases_equal_one_phase(tmp_path: Path, recipe: dict[str, Any]) ->
 def test_resumed_across_a_boundary_equals_uninterrupted(
     tmp_path: Path, recipe: dict[str, Any], stop_after: Callable[[int], Progress], steps: int
 ) -> None:
-    """Cut off in the first phase, in the first epoch of the second, and in the second epoch of the second."""
+    """Interrupted in the first phase, in the first epoch of the second, and in the second epoch of the second."""
     whole = train(recipe, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train(recipe, tmp_path / "cut", progress=stop_after(steps))
@@ -163,7 +163,7 @@ def test_random_parts_have_the_size_of_their_phase(tmp_path: Path, recipe: dict[
 
 
 def test_validation_images_are_those_of_the_phase(tmp_path: Path, recipe: dict[str, Any]) -> None:
-    """Images that are enlarged copies are judged alike; the split is one for all phases."""
+    """Images that are enlarged copies have the same predictions; the split is the same for all phases."""
     train({**recipe, "optimizer": "sgd:lr=1e-12"}, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert {tuple(line["validation"]["n"]) for line in lines} == {(3, 3, 3)}
@@ -178,12 +178,12 @@ def test_validation_images_are_those_of_the_phase(tmp_path: Path, recipe: dict[s
         ({"phases": [{"epochs": 4, "seize": 3}]}, "unknown key 'seize': did you mean 'size'"),
         ({"phases": [{"epochs": 4, "size": 3}]}, "size = 3 applies to random parts: set augment.part"),
         ({"augment": {"part": 0.3, "size": 9}}, "size = 9 is larger than the images of FILE:small (8 pixels)"),
-        ({"augment": {"part": 0.3, "crop": 2}}, "augment.crop and augment.part exclude each other"),
+        ({"augment": {"part": 0.3, "crop": 2}}, "augment.crop and augment.part are mutually exclusive"),
         ({"augment": {"part": 1.5}}, "augment.part = 1.5"),
         ({"phases": [{"batch_size": 4}]}, "phases.0.epochs is missing"),
         ({"phases": [{"epochs": 0}]}, "phases.0.epochs"),
-        ({"phases": [{"epochs": 1}, {"epochs": 3, "data": "FILE:fewer"}]}, "phase 2 has other examples"),
-        ({"phases": [{"epochs": 1}, {"epochs": 3, "data": "digits"}]}, "phase 2 has other examples"),
+        ({"phases": [{"epochs": 1}, {"epochs": 3, "data": "FILE:fewer"}]}, "phase 2 has different examples"),
+        ({"phases": [{"epochs": 1}, {"epochs": 3, "data": "digits"}]}, "phase 2 has different examples"),
         ({"phases": [{"epochs": 1}, {"epochs": 3, "crop": 8}]}, "crop = 8 must be smaller than the image (8 pixels)"),
         ({"data": {"name": "FILE:small", "extra": "FILE:small"}}, "data.extra needs phases of one image size"),
         ({"schedule": "piecewise:epochs=0+1,factors=1"}, "2 epochs and 1 factors"),

@@ -57,7 +57,7 @@ def test_class_at_zero_counts():
 
 
 def test_rules_prefer_different_epochs():
-    """One epoch is better on average, the other in its worst class, a third has the lower worst loss."""
+    """One epoch has the best average, another the best worst class, a third the lowest worst loss."""
     average = stats(n=[10, 10], natural=[9, 9], robust=[9, 2], loss=[5.0, 30.0])
     worst = stats(n=[10, 10], natural=[8, 8], robust=[5, 4], loss=[9.0, 28.0])
     loss = stats(n=[10, 10], natural=[7, 7], robust=[4, 3], loss=[20.0, 20.0])

@@ -1,4 +1,4 @@
-"""Several trainings side by side give the results of single trainings."""
+"""Several interleaved trainings give the results of single trainings."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_without_class_keeps_other_labels() -> None:
     for rows, every in ((plan.train, whole.train), (plan.validation, whole.validation)):
         assert set(plan.images.labels[rows]) == set(range(10)) - {5}
         assert rows.tolist() == [row for row in every if whole.images.labels[row] != 5]
-    assert "class 11 does not exist: there are 10" in refused(**{"data.without_class": 11})
+    assert "class 11 does not exist: expected 0 to 9" in refused(**{"data.without_class": 11})
     assert "unknown class 'cat'" in refused(**{"data.without_class": "cat"})
 
 

@@ -1,4 +1,4 @@
-"""Adversarial weight perturbation: the gradient at the perturbed weights, by hand, and everything else as it was."""
+"""Adversarial weight perturbation: the gradient at the perturbed weights by hand, and no other changes."""
 
 # B batch, K classes
 
@@ -48,7 +48,7 @@ def linear() -> nn.Module:
 
 
 def test_step_uses_gradient_at_perturbed_weights() -> None:
-    """w - lr · ∇L(w + gamma ‖w‖ g / ‖g‖), the bias with its gradient there but without a push of its own."""
+    """w - lr · ∇L(w + gamma ‖w‖ g / ‖g‖); the bias uses the gradient at this point but is not perturbed."""
     model, (x, y) = linear(), batch()
     weight, bias = (parameter.detach().clone() for parameter in model.parameters())
     flat = x.flatten(1)

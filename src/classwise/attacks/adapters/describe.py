@@ -18,7 +18,7 @@ SAME_RADIUS = 1e-6
 
 
 def is_from(thing: Any, package: str) -> bool:
-    """Whether the class of an object, or one of its bases, is defined in a package."""
+    """Return whether the class of an object, or one of its bases, is defined in a package."""
     return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(thing).__mro__)
 
 
@@ -96,7 +96,7 @@ def parse_radius(text: str) -> float:
 
 
 def same_radius(text: str, radius: float, tolerance: float = SAME_RADIUS) -> bool:
-    """Whether a text states this radius."""
+    """Return whether a text denotes this radius."""
     try:
         return math.isclose(parse_radius(text), radius, rel_tol=tolerance)
     except ValueError:

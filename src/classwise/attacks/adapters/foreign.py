@@ -77,13 +77,13 @@ class ForeignAttack(AnyAttack):
     def within(self, threat: Threat) -> Self:
         for setting, own, wanted in (("norm", self.norm, threat.norm), ("eps", self.eps, threat.text)):
             if own is not None and own != wanted and not (setting == "eps" and same_radius(own, threat.eps)):
-                raise InputError(f"{self.name} has {setting} = {own}, elsewhere it is {wanted}: set it only once")
+                raise InputError(f"{self.name} has {setting} = {own}, but {wanted} is set elsewhere: set it only once")
         return replace(self, eps=threat.text, norm=threat.norm)
 
     def run(self, call: AttackCall) -> tuple[Tensor, Effort]:
         model, x, adapter = call.model, call.x, self.adapter
         if len(x) != len(call.y):
-            raise InputError(f"{len(x)} images need as many labels, got {len(call.y)}")
+            raise InputError(f"expected one label per image, got {len(call.y)} labels for {len(x)} images")
         adapter.check(model)
         device, seed = device_of(model), seed_of(call.generator)
         hooked, parts = adapter.hooked(model), adapter.parts()

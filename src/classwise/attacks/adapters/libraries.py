@@ -27,7 +27,7 @@ EXPECTED = "expected a spec like 'pgd:steps=20', an attack object, or a function
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """An attack object as a function, and what it states about itself."""
+    """An attack object as a function, with its name and settings."""
 
     name: str
     """Name in reports."""
@@ -204,7 +204,7 @@ def check_model(name: str, model: nn.Module, own: Any, *, prepares: bool = False
     """Raise an error if an object was built on another model than the attacked one, or preprocesses images."""
     if own is not model:
         raise InputError(
-            f"{name} was built on another model than the attacked one: build it on this very module "
+            f"{name} was built on a different model: build it on the attacked module "
             "(to test images computed on another model, use the attack 'transfer')"
         )
     if prepares:

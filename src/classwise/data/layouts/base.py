@@ -1,6 +1,6 @@
 """The base class of layouts, and reading of files with records of fixed length.
 
-Layouts are read by hand because their files may be hostile: sizes are checked before anything is allocated.
+Layouts have their own readers because files are untrusted: sizes are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Layout(ABC):
 
     @abstractmethod
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
-        """Begin to read a split."""
+        """Start reading a split."""
 
 
 def required_files(folder: Path, wanted: Sequence[str], every: Iterable[str]) -> list[Path]:

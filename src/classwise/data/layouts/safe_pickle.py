@@ -1,8 +1,7 @@
 """A reader of pickles that contain only plain values and uint8 arrays.
 
-Written by hand because pickles execute code: this reader resolves only the names by which numpy arrays and bytes are
-stored, to classes of its own, and refuses all others. No foreign code is reachable, and memory is bounded by
-the size of the file.
+Pickles can execute code. This reader resolves only the names under which numpy arrays and bytes are stored, maps them
+to its own classes, and refuses all others. No other code is reachable, and memory is bounded by the size of the file.
 """
 
 from __future__ import annotations

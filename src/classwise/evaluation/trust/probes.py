@@ -27,7 +27,7 @@ from classwise.attacks.losses import Loss, log_odds, margin
 from classwise.attacks.pgd import PGD
 from classwise.attacks.problem import Problem
 from classwise.attacks.square import Square
-from classwise.core.model_calls import blamed_on_the_model, device_of, dtype_of, exact, frozen, logits_of
+from classwise.core.model_calls import device_of, dtype_of, exact, frozen, logits_of, model_errors
 from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
@@ -101,7 +101,7 @@ def examine(
     progress.start("trust checks", len(x))
     parts = []
     with (
-        blamed_on_the_model("under the probes"),
+        model_errors("under the probes"),
         torch.inference_mode(False),
         torch.enable_grad(),
         frozen(model),
