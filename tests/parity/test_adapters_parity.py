@@ -46,9 +46,9 @@ class Tally(torch.autograd.Function):
 
 
 class Witness(nn.Module):
-    """A first layer that knows every image by its first pixel, 0.1 apart, and counts for itself what passes.
+    """A first layer that identifies every image by its first pixel, 0.1 apart, and counts passes per example.
 
-    Nothing behind it sees that pixel, so no gradient moves it.
+    No later layer uses that pixel, so its gradient is zero.
     """
 
     def __init__(self) -> None:
@@ -449,9 +449,9 @@ def test_attacks_seeded_by_the_clock_are_reproducible(name: str, monkeypatch: py
 
 
 def test_the_method_forward_and_single_attacks_of_autoattack() -> None:
-    """Users hand AutoAttack ``model.forward`` as often as the model, and its parts can be used alone.
+    """AutoAttack is often built on ``model.forward`` instead of the model, and its parts can be used alone.
 
-    They may be made for another device than the model has moved to since.
+    They may have been built for another device than that of the model now.
     """
     load("pyautoattack")
     from pyautoattack import AutoAttack

@@ -1,7 +1,7 @@
 """The attacks of Carlini & Wagner against foolbox, torchattacks and ART, on trained networks.
 
-PGD on the margin is deterministic from the image itself: the same images in float64. The searches for the smallest
-perturbation are different programs: ours must find distances as small, and its verdicts may lose nothing to theirs.
+PGD on the margin is deterministic if it starts at the image: the results are equal in float64. The searches for the
+smallest perturbation differ in detail: our distances must be as small, and our verdicts must not be weaker.
 """
 
 # B batch, K classes

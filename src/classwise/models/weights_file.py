@@ -76,7 +76,7 @@ def read_file(path: Path) -> Stored:
         if wanted is None:
             raise InputError(f"{path} is damaged or not a weights file") from error
         raise InputError(f"{path} is refused: reading it would run {wanted[1]}: save only the state dict") from error
-    except Exception as error:  # damaged and hostile files raise many kinds of exceptions
+    except Exception as error:  # damaged and malicious files raise many kinds of exceptions
         raise InputError(f"{path} is damaged or not a weights file: {one_line(error, 120)}") from error
     return _tensors(path, loaded)
 

@@ -145,10 +145,9 @@ def last_unchanged(step_sizes: list[float], last: int, k: int) -> bool:
 @for_each("loss", ["ce", "margin"])
 @for_each(("steps", "rho"), [(1, 0.75), (2, 0.75), (10, 0.75), (50, 0.75), (50, 0.2)])
 def test_iterates_equal_those_of_algorithm_1(steps: int, rho: float, loss: Any, norm: Any) -> None:
-    """With a small ρ condition 1 is rare, and it is up to condition 2 to halve the step size.
+    """With a small ρ, condition 1 is rare, and condition 2 halves the step size.
 
-    Image by image: where two values of a walk are equal but for rounding, a batch may take the one and an image alone
-    the other.
+    Images are attacked one by one, because a batch may resolve values that are equal up to rounding differently.
     """
     model = Curved()
     attack = APGD(eps=0.04 if norm == "Linf" else 0.15, norm=norm, steps=steps, loss=loss, rho=rho)

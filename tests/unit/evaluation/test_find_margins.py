@@ -1,7 +1,7 @@
 """The margin search against exact answers, and what its table predicts for any class biases.
 
 On a linear model the smallest margin over the ball is z_y - z_j - eps |w_y - w_j| in the dual norm, as long as the box
-does not cut the ball. On a small ReLU network a fine grid of the ball gives the minimum up to the width of its meshes.
+does not cut the ball. On a small ReLU network a fine grid of the ball gives the minimum up to the grid spacing.
 """
 
 # N examples, K classes, D pixels, G points of a grid
@@ -142,9 +142,9 @@ class Folded(nn.Module):
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(("pixels", "points"), [(2, 201), (3, 51)])
 def test_margins_of_small_networks_match_a_grid_search(norm: Norm, pixels: int, points: int) -> None:
-    """Never below the minimum; and within 1% of the range in the ball for 9 of 10, on networks with random weights.
+    """Margins are never below the minimum, and within 1% of the range in the ball for 9 of 10 images.
 
-    These are full of folds, and gradients that do not see the lowest valley miss it.
+    The networks have random weights and many local minima, so gradients may miss the global one.
     """
     eps, num_classes = 0.15, 4
     steps = np.linspace(-eps, eps, points)
@@ -229,9 +229,9 @@ def test_fewer_targets_give_upper_bounds() -> None:
 
 
 def test_audit_of_fewer_targets() -> None:
-    """It counts the images that one target leaves robust and another class breaks; fewer than 64 are all audited.
+    """The audit counts images that survive with one target but are broken by another; fewer than 64 are all audited.
 
-    The logit of class 6 moves the most, and is often not the second largest.
+    The logit of class 6 changes most, and is often not the second largest.
     """
     model = linear()
     with torch.no_grad():

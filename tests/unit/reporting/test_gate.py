@@ -218,9 +218,9 @@ LABELS = np.repeat([0, 1, 2], 1000)
 
 def noisy(seed: int, shares: list[float]) -> np.ndarray:
     """Survival with given shares; the difficulty of an example is equal in all models up to small noise."""
-    luck = np.random.default_rng(0).random(3000)
+    difficulty = np.random.default_rng(0).random(3000)
     blur = np.random.default_rng(seed).normal(0, 0.02, 3000)
-    return luck + blur < np.repeat(shares, 1000)
+    return difficulty + blur < np.repeat(shares, 1000)
 
 
 def against(baseline: np.ndarray, model: np.ndarray) -> dict[str, bool]:

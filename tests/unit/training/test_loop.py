@@ -207,7 +207,7 @@ def test_averaged_weights_are_validated_and_saved(tmp_path: Path) -> None:
     assert not torch.equal(saved["conv1.weight"], two["conv1.weight"])
 
 
-def test_judge_is_the_validation_attack(tmp_path: Path) -> None:
+def test_validation_uses_the_validation_attack(tmp_path: Path) -> None:
     """Robust validation accuracy is under ``validation_attack``, whatever the objective."""
     run = cw.train("digits/standard", out=tmp_path, epochs=3, validation_attack="pgd:steps=1,step_size=1e-6,start=zero")
     last = run.outcome.history[-1]["validation"]
