@@ -511,9 +511,9 @@ def test_low_confidence_is_found(models: dict[str, nn.Module]) -> None:
 @pytest.mark.parametrize(("sharpness", "smooth"), [(1e-3, True), (100.0, False)])
 def test_smooth_outputs_are_found(sharpness: float, smooth: bool) -> None:
     """Four logits of one pixel t, starting at 0.5: 0 for the label, 10 t - 6.99 for one wrong class, -10 t - 9 for two
-    others that are never predicted. With a smooth softmax, cross-entropy ascends the sum of the three wrong logits, which
-    decreases with t, and fails; the margin ascends the first wrong class, which is predicted from t = 0.699 on. With a
-    sharp softmax, both ascend the first wrong class.
+    others that are never predicted. With a smooth softmax, cross-entropy ascends the sum of the three wrong logits,
+    which decreases with t, and fails; the margin ascends the first wrong class, which is predicted from t = 0.699 on.
+    With a sharp softmax, both ascend the first wrong class.
     """
 
     class Flat(nn.Module):
