@@ -183,7 +183,7 @@ def check_unfolding(path: Path, stream: BinaryIO) -> None:
         else:
             taken = opcode.stack_before
             depth = len(stack) - len(taken)
-            if pickletools.stackslice in taken:  # all above the last mark, and what is taken below it
+            if pickletools.stackslice in taken:  # all values above the last mark, and those popped below it
                 depth = marks.pop() - taken.index(pickletools.markobject)
             if depth < 0:
                 raise ValueError("the stack of the pickle is empty")

@@ -216,7 +216,7 @@ def test_raises_its_own_loss(attack: BallAttack) -> None:
     model = Net(3, 5).eval()
     x, _ = batch(64, 3, 6, 5, 0)
     with torch.no_grad():
-        y = model(x).argmax(1)  # an attack may leave alone what is already wrong
+        y = model(x).argmax(1)  # an attack may leave misclassified images unchanged
         losses = {"margin": margin(y), "dlr": dlr(y), "kl": divergence(model(x))}
         loss = losses.get(getattr(attack, "loss", "ce"), log_odds(y))
         (scale,) = getattr(attack, "inv_t", (1.0,))

@@ -82,7 +82,7 @@ def test_closest_finds_the_smallest_distance(attack: CarliniWagner, num_classes:
     found, distances = attack.closest(model, x, y)
     expected = exact(model, x, y, attack).amin(1)
     assert (distances >= expected - 1e-9).all()
-    ratio = (distances / expected)[(expected > FEW_STEPS / 2) & (expected < 0.25)]  # further out the box is in the way
+    ratio = (distances / expected)[(expected > FEW_STEPS / 2) & (expected < 0.25)]  # further out, the box cuts the ball
     assert len(ratio) > 5
     assert ratio.median() < SLACK
     if num_classes == 2:
@@ -115,7 +115,7 @@ def test_breaks_exactly_what_its_ball_can_break(attack: CarliniWagner) -> None:
         AttackCall(model, x, y, eps_scale=share * distance)
     )
     assert torch.equal(labels(model, x_adv) != y, share > 1)
-    # What is broken is left alone; the rest is searched to the end.
+    # Broken examples are dropped; the others take all steps.
     assert effort.forwards[share > 1].double().mean() < effort.forwards[share < 1].double().mean() / 2
     assert torch.equal(effort.forwards, effort.backwards)
 

@@ -51,7 +51,7 @@ def noise(
     return ImageSet(name="noise", split="test", images=pixels, labels=np.arange(size) % num_classes)
 
 
-def labelled_by(model: nn.Module, images: ImageSet) -> ImageSet:
+def labeled_by(model: nn.Module, images: ImageSet) -> ImageSet:
     """The same images with the model's predictions as labels, except for every sixth."""
     with torch.no_grad():
         found = model(torch.from_numpy(images.images)).argmax(1).numpy()
@@ -185,7 +185,7 @@ def shares(kept: np.ndarray, label: np.ndarray, num_classes: int) -> list[float]
 def test_margins_predict_the_effect_of_class_biases(norm: Norm) -> None:
     """For several random biases: by closed form, and by an attack on the model that has them in its last layer."""
     model, num_classes = linear(num_classes=4), 4
-    images = labelled_by(model, noise(160, num_classes=4, low=0.2, high=0.8))
+    images = labeled_by(model, noise(160, num_classes=4, low=0.2, high=0.8))
     threat = Threat.parse({"Linf": "0.02", "L2": "0.1"}[norm], norm)
     table = find_margins(model, images, whole(images), threat)
     exact = {"natural": exact_margins(model, images, None), "robust": exact_margins(model, images, threat)}
@@ -237,7 +237,7 @@ def test_audit_of_fewer_targets() -> None:
     with torch.no_grad():
         model[1].weight[6] *= 4
         model[1].bias[6] *= 4
-    images, threat = labelled_by(model, noise(60, low=0.3, high=0.7)), Threat.parse("0.02")
+    images, threat = labeled_by(model, noise(60, low=0.3, high=0.7)), Threat.parse("0.02")
     exact = exact_margins(model, images, threat).min(axis=1)
     found = find_margins(model, images, whole(images), threat, settings=MarginSettings(targets=1))
     robust = found.attacked.min(axis=1) > 0

@@ -324,4 +324,4 @@ def test_summaries() -> None:
     found = Summary.of(np.array([0.5, np.nan, 0.1, *[0.9] * 10]), np.array([30, 0, *[10] * 11]))
     assert found.average == pytest.approx((30 * 0.5 + 10 * 0.1 + 100 * 0.9) / 140)
     assert found.worst == 0.1
-    assert found.tenth == pytest.approx((0.1 + 0.5) / 2)  # of twelve classes two make up a tenth
+    assert found.tenth == pytest.approx((0.1 + 0.5) / 2)  # a tenth of twelve classes is two classes

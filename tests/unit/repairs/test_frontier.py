@@ -83,7 +83,7 @@ def test_without_softness_the_weak_value_is_the_weakest(weak: Weak, num_classes:
     assert weights @ values == pytest.approx(expected)
     nearly, _ = Objective(weak=weak).tail(values, 1e-6)
     assert nearly == pytest.approx(expected, abs=1e-5)
-    # Very soft: all classes alike.
+    # Very soft: all classes count equally.
     _, weights = Objective(weak=weak).tail(values, 1e6)
     np.testing.assert_allclose(weights, 1 / num_classes, atol=1e-4)
 

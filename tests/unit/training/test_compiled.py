@@ -109,7 +109,7 @@ def test_step_model_has_losses_and_gradients_of_the_model(
 
 def pair(**changes: Any) -> tuple[Plan, Engine, CompiledEngine]:
     """A plan with an eager and a compiled engine of equal weights."""
-    descent = {"name": "sgd", "lr": 0.1, "momentum": 0.0}  # Adam would blow the smallest gradients up
+    descent = {"name": "sgd", "lr": 0.1, "momentum": 0.0}  # Adam would amplify the smallest gradients
     plan = plan_for(device="cuda", **{"batch_size": 64, "optimizer": descent, **changes})
     assert plan.engine == "compiled"
     model = plan.model.to("cuda")

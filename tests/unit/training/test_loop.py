@@ -53,7 +53,7 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, stop_after: Callable[[int]
     with pytest.raises(KeyboardInterrupt):
         cw.train(recipe, out=tmp_path / "cut", progress=stop_after(23), **QUICK)
     assert load_state(tmp_path / "cut" / "checkpoints" / "last.pt")["epoch"] == 1
-    torch.manual_seed(12345)  # whatever happened in between must not matter
+    torch.manual_seed(12345)  # intermediate random numbers must not matter
     cw.train(recipe, out=tmp_path / "cut", resume=True, **QUICK)
     whole, cut = weights(tmp_path / "whole"), weights(tmp_path / "cut")
     assert same(without_times(whole), without_times(cut))
@@ -123,7 +123,7 @@ def test_validation_images_are_never_trained_on_and_never_test_images(tmp_path: 
     assert held_out <= set(range(len(train)))
     assert len(train) + len(test) == 1797
     images = {image.tobytes() for image in train.images}
-    # scikit-learn's digits hold a few identical scans; everything else must be new.
+    # scikit-learn's digits contain a few identical scans; all other images must be new.
     assert sum(image.tobytes() in images for image in test.images) <= 2
 
 

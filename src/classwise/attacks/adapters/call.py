@@ -79,7 +79,7 @@ class ModelHooks:
     def _count(self, rows: Tensor, **passes: int) -> None:
         self.counter.add(rows, **passes)
         if rows is not self.rows:
-            self.counter.settle()  # at once, as under torch.func these indices do not outlive the pass
+            self.counter.settle()  # immediately: under torch.func these indices are invalid after the pass
 
 
 @contextmanager
