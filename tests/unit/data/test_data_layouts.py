@@ -117,9 +117,7 @@ def test_idx(name, folder, suffix, mirror):
         assert np.array_equal(test.images, GRAY[:3])
         assert train.labels.tolist() == list(range(7))
     assert load_data(name).classes == DATASETS[name].classes
-    assert load_data(f"folder:{mirror / folder}").classes == tuple(
-        "0123456789"
-    )  # the file names do not identify the data set
+    assert load_data(f"folder:{mirror / folder}").classes == tuple("0123456789")  # file names are ambiguous
 
 
 def test_unpacked_idx_file_is_preferred_to_its_archive(tmp_path):
