@@ -25,7 +25,7 @@ EPS, CLASSES = 8 / 255, 10
 PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 
 
-def theirs(model: torch.nn.Module, parts: tuple[str, ...]) -> Any:
+def fork_attack(model: torch.nn.Module, parts: tuple[str, ...]) -> Any:
     """Return an attack object of the fork with one restart per attack, as in the standard ensemble."""
     from pyautoattack import AutoAttack  # type: ignore[import-untyped]
 
@@ -62,7 +62,7 @@ def main() -> None:
     rows = []
     for name in [*given.parts, *(["standard"] if given.whole else [])]:
         parts = PARTS if name == "standard" else (name,)
-        attacks = [f"autoattack:attacks={'+'.join(parts)}", theirs(model, parts)]
+        attacks = [f"autoattack:attacks={'+'.join(parts)}", fork_attack(model, parts)]
         reports = [
             cw.evaluate(model, "cifar10", attacks=[attack], eps="8/255", per_class=given.per_class)
             for attack in attacks

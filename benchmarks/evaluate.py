@@ -24,7 +24,7 @@ from benchmarks.peers import Settings, peers_of, version_of
 from benchmarks.result import OURS, Bench, circumstances, interval, memory, protocol, seconds, table, times
 from classwise.accelerate import search_model
 from classwise.attacks import BallAttack
-from classwise.attacks.adapters.call import untouched
+from classwise.attacks.adapters.call import preserve_model
 from classwise.core.choices import EngineName
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, dtype_of, exact, logits_of, model_errors
@@ -181,7 +181,7 @@ def bench_evaluation(
     notes: list[str] = []
     cases: list[dict[str, Any]] = []
     done = rounds
-    with untouched(model):
+    with preserve_model(model):
         for key, (spec, attack) in suite.attacks.items():
             try:
                 entries, left_out = bench_attack(

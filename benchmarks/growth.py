@@ -26,7 +26,7 @@ from classwise.core.progress import SILENT, Progress
 
 EPS = "8/255"
 MEMORY_ROUNDS = 3
-"""Memory has rounds of its own, because reading it takes time."""
+"""Memory is measured in separate rounds, because reading it takes time."""
 
 
 @dataclass(frozen=True, slots=True)

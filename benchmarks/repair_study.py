@@ -71,8 +71,8 @@ def gains(margins: Margins, per_class: int, seeds: int, variant: dict[str, Any] 
     paths = []
     for seed in range(seeds):
         other, fitted = balanced_split(margins.label, per_class, seed, margins.num_classes)
-        fitting, judging = margins.take(fitted), margins.take(other)
-        before = counted(judging, np.zeros(margins.num_classes))
+        fitting, held_out = margins.take(fitted), margins.take(other)
+        before = counted(held_out, np.zeros(margins.num_classes))
         if variant is None:
             start = counted(fitting, np.zeros(margins.num_classes))
             floors = start.worst + np.arange(0.01, 0.16, 0.01)
@@ -81,7 +81,7 @@ def gains(margins: Margins, per_class: int, seeds: int, variant: dict[str, Any] 
             settings = dict(variant)
             accuracy = ClassAccuracy.of(fitting.attacked, fitting.label, bandwidth=settings.pop("bandwidth", 1.5))
             biases = frontier(accuracy, WEIGHTS, Objective(**settings))
-        after = [counted(judging, one) for one in biases]
+        after = [counted(held_out, one) for one in biases]
         paths.append([(one.average - before.average, one.worst - before.worst) for one in after])
     mean, spread = 100 * np.mean(paths, axis=0), 100 * np.std(paths, axis=0)
     order = np.argsort(mean[:, 0])
@@ -109,8 +109,8 @@ def validate(
         biases = biases_at_loss(margins.take(fitted), loss)
         x = torch.from_numpy(np.array(images.images[:8])).float() / 255
         repaired, _ = with_biases(model, torch.from_numpy(biases.astype(np.float32)), x)
-        judging = images.take(other)
-        before, after = attacked(model, judging, attack, eps), attacked(repaired, judging, attack, eps)
+        held_out = images.take(other)
+        before, after = attacked(model, held_out, attack, eps), attacked(repaired, held_out, attack, eps)
         matrix = counted(margins.take(other), biases)
         found.append(
             {
@@ -214,11 +214,11 @@ def sweep(model: nn.Module, images: ImageSet, margins: Margins, given: argparse.
     biases = biases_at_loss(margins.take(fitted), given.loss)
     x = torch.from_numpy(np.array(images.images[:8])).float() / 255
     repaired, _ = with_biases(model, torch.from_numpy(biases.astype(np.float32)), x)
-    judging = images.take(other)
+    held_out = images.take(other)
     radii = [(f"{n}/255", "Linf") for n in (2, 4, 6, 8, 10, 12)] + [("0.25", "L2"), ("0.5", "L2"), ("1.0", "L2")]
     found = []
     for eps, norm in radii:
-        before, after = (attacked(one, judging, given.attack or "fast", eps, norm) for one in (model, repaired))
+        before, after = (attacked(one, held_out, given.attack or "fast", eps, norm) for one in (model, repaired))
         found.append({"eps": eps, "norm": norm, "before": percent(before), "after": percent(after)})
         print(norm, eps, percent(before), percent(after))
     return found

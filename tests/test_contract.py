@@ -1,4 +1,4 @@
-"""What users type, and what programs read, keeps working: documented commands run, and no name disappears.
+"""Backward compatibility: documented commands run, and no public name disappears.
 
 ``tests/data/contract.json`` lists commands, options, names of specs with their keys, recipes, Python names, files and
 JSON keys. To add new ones: ``python tests/test_contract.py``. Entries are only ever added.

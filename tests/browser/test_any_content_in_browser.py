@@ -95,7 +95,7 @@ def test_names_are_text(opened: Page, kind: str, name: str) -> None:
     assert (scripts, images) == (1, 0)
     text = opened.locator("body").inner_text()
     assert "alert(2)" in text
-    assert "\u202e" not in text  # nothing turns the rest of a line around
+    assert "\u202e" not in text  # no text after a name is reversed
     assert "49" not in opened.locator("h1").inner_text()
     assert opened.evaluate(
         "[...document.querySelectorAll('*')].every((e) => !e.getAttributeNames().some((name) => name.startsWith('on')))"

@@ -14,7 +14,7 @@ from classwise.models import digits_cnn
 
 
 def _library(name: str) -> Any:
-    with warnings.catch_warnings():  # its own imports, not ours
+    with warnings.catch_warnings():  # warnings of the library's own imports
         warnings.simplefilter("ignore")
         return pytest.importorskip(name, reason=f"{name} is not installed")
 

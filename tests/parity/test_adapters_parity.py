@@ -46,9 +46,9 @@ class Tally(torch.autograd.Function):
 
 
 class Witness(nn.Module):
-    """A first layer that knows every image by its first pixel, 0.1 apart, and counts for itself what passes.
+    """A first layer that identifies every image by its first pixel, 0.1 apart, and counts passes per example.
 
-    Nothing behind it sees that pixel, so no gradient moves it.
+    No later layer uses that pixel, so its gradient is zero.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Witness(nn.Module):
 def layers(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     conv, head = nn.Conv2d(3, 12, 3, padding=1), nn.Linear(12 * 64, CLASSES)
-    head.weight.data *= 8  # sensitive enough to be broken, and to tell the images apart
+    head.weight.data *= 8  # sensitive enough to be broken, and to distinguish the images
     return nn.Sequential(Witness(), conv, nn.BatchNorm2d(12), nn.ReLU(), nn.Flatten(), nn.Dropout(), head).eval()
 
 
@@ -192,7 +192,7 @@ CASES = [
     torchattack("PGD", passes=(5, 5), steps=5, alpha=0.01),
     torchattack("FGSM", passes=(1, 1)),
     torchattack("PGDL2", passes=(5, 5), steps=5, eps=0.5),
-    torchattack("EOTPGD", passes=(6, 6), steps=3, eot_iter=2),  # asks twice about one and the same tensor
+    torchattack("EOTPGD", passes=(6, 6), steps=3, eot_iter=2),  # passes the same tensor twice
     torchattack("Square", n_queries=20, norm="Linf"),
     torchattack("FAB", steps=3, n_classes=CLASSES, multi_targeted=True, norm="Linf"),
     Case(
@@ -204,7 +204,7 @@ CASES = [
         by_hand=lambda library, attack, model, x, y: attack(x, y),
         name="torchattacks.MultiAttack",
     ),
-    # one pass more than steps: foolbox looks whether it succeeded
+    # one pass more than steps: foolbox checks for success
     foolbox_attack("LinfPGD", "LinfProjectedGradientDescentAttack", "Linf", passes=(6, 5), steps=5),
     foolbox_attack("L2PGD", "L2ProjectedGradientDescentAttack", "L2", passes=(6, 5), steps=5),
     foolbox_attack("L2FMNAttack", "L2FMNAttack", "L2", passes=(6, 5), steps=5),
@@ -217,7 +217,7 @@ CASES = [
 
 
 def load(name: str) -> Any:
-    with warnings.catch_warnings():  # their own imports, not ours
+    with warnings.catch_warnings():  # warnings of the library's own imports
         warnings.simplefilter("ignore")
         return pytest.importorskip(name, reason=f"{name} is not installed")
 
@@ -257,7 +257,7 @@ def test_results_equal_a_direct_call_of_the_library(
     seed()
     found = ours(case, case.make(library, model))(model, x, y)
     assert torch.equal(found, expected)
-    assert size == 1 or not torch.equal(found, x)  # some return what they could not break as it was
+    assert size == 1 or not torch.equal(found, x)  # some return unbroken images unchanged
 
 
 @for_each("kind", [layers, Plain])
@@ -449,9 +449,9 @@ def test_attacks_seeded_by_the_clock_are_reproducible(name: str, monkeypatch: py
 
 
 def test_the_method_forward_and_single_attacks_of_autoattack() -> None:
-    """Users hand AutoAttack ``model.forward`` as often as the model, and its parts can be used alone.
+    """AutoAttack is often built on ``model.forward`` instead of the model, and its parts can be used alone.
 
-    They may be made for another device than the model has moved to since.
+    They may have been built for another device than that of the model now.
     """
     load("pyautoattack")
     from pyautoattack import AutoAttack

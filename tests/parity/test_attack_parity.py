@@ -1,7 +1,7 @@
 """FGSM and PGD against torchattacks, foolbox and ART, from the same start, on trained networks.
 
-All but ART run in float64, where rounding cannot flip the sign of a gradient, so the images themselves must agree.
-ART knows float32 alone, as does the real network: there the verdicts must agree.
+All except ART run in float64, where rounding cannot flip the sign of a gradient, so the images themselves must agree.
+ART supports only float32, as does the real network: there the verdicts must agree.
 """
 
 from __future__ import annotations

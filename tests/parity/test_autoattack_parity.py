@@ -1,8 +1,8 @@
 """APGD, FAB-T, Square and the standard ensemble against the authors' own code, verdict by verdict.
 
-An attack agrees where both give at least 99% of the examples the same verdict, and ours leaves no class with more than
-one survivor more. Searches that draw the same random numbers start at the same points; the others are run on a network
-that is decided enough for a random start not to matter, and Square, whose luck always does, three times by each side.
+Attacks agree if at least 99% of the verdicts are equal and no class has more than one additional survivor under ours.
+Searches that draw the same random numbers start at the same points. The others run on a network for which the random
+start hardly matters, and Square, which always depends on it, runs three times in both implementations.
 """
 
 # B batch, K classes
@@ -131,15 +131,15 @@ def test_l2_apgd_from_the_same_starts(authors: Any, digits: Case) -> None:
 
 
 @pytest.fixture(scope="module")
-def theirs_one_by_one(authors: Any, digits: Case) -> dict[str, Tensor]:
+def authors_survivors(authors: Any, digits: Case) -> dict[str, Tensor]:
     """Return the survivors of every attack of the authors' standard ensemble, with fewer steps and queries."""
     square = {"n_queries": QUERIES, "resc_schedule": True}
-    luck = [digits.theirs(authors.SquareAttack, seed=seed, **square) for seed in range(3)]
+    squares = [digits.theirs(authors.SquareAttack, seed=seed, **square) for seed in range(3)]
     return {
         "apgd-ce": digits.theirs(authors.APGDAttack, seed=0, logger=LOGGER),
         "apgd-t": digits.theirs(authors.APGDAttack_targeted, seed=0, n_target_classes=9, logger=LOGGER),
         "fab-t": digits.theirs(authors.FABAttack_PT, seed=0, n_iter=50, n_target_classes=9, targeted=True),
-        "square": torch.stack(luck).all(0),
+        "square": torch.stack(squares).all(0),
     }
 
 
@@ -153,16 +153,16 @@ OURS: dict[str, Callable[[Case], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_digits(digits: Case, theirs_one_by_one: dict[str, Tensor], name: str) -> None:
+def test_digits(digits: Case, authors_survivors: dict[str, Tensor], name: str) -> None:
     """The ensemble is the worst case over its attacks; running each on the survivors of the others only saves time."""
-    everything = torch.stack(list(theirs_one_by_one.values())).all(0)
-    digits.agree(OURS[name](digits), {**theirs_one_by_one, "ensemble": everything}[name])
+    everything = torch.stack(list(authors_survivors.values())).all(0)
+    digits.agree(OURS[name](digits), {**authors_survivors, "ensemble": everything}[name])
 
 
 def test_cifar10(authors: Any, real_data: Path, real_checkpoints: Path) -> None:
-    """One image a class of a ResNet-18 trained with TRADES, at 8/255, with short budgets. All verdicts are the same.
+    """ResNet-18 trained with TRADES, one image per class, at 8/255, with short budgets: all verdicts are equal.
 
-    All but those of so short a Square alone, which depend on its luck: it may not be weaker.
+    The exception is Square, whose verdicts depend on its random numbers at so few queries: it must not be weaker.
     """
     data = load_data("cifar10", split="test")
     rows = balanced_subset(data.labels, 5, 10)

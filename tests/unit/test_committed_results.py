@@ -32,7 +32,7 @@ def by_class(run: Path, attack: str | None = None) -> np.ndarray:
 
 def written(accuracy: np.ndarray, *, named: bool = False) -> str:
     name = f" ({NAMES[accuracy.argmin()]})" if named else ""
-    average = round(accuracy.mean(), 4)  # as in reports; a mean of ten quotients may lie just beside the number it is
+    average = round(accuracy.mean(), 4)  # as in reports; a mean of ten quotients has rounding errors
     return f"{average:.1f} / {accuracy.min():.1f}{name}"
 
 

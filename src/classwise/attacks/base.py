@@ -100,7 +100,7 @@ class AnyAttack(ABC):
         return {}
 
     def stages(self, num_classes: int) -> Mapping[str, AnyAttack]:
-        """Return the attacks of an ensemble, each run on the survivors of the previous ones; empty if it is none."""
+        """Return the attacks of an ensemble, each on the survivors of the previous ones; empty for other attacks."""
         return {}
 
     def selects(self, stage: str) -> Selection:

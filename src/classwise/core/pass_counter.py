@@ -54,7 +54,7 @@ def count_passes(
             report(passes)
         if not (gradients and x.requires_grad and torch.is_grad_enabled()):
             return None
-        x = x.view_as(x)  # the same images may be passed again: each pass needs a tensor of its own
+        x = x.view_as(x)  # the same images may be passed again: each pass needs its own tensor
         x.register_hook(back)
         return x, *inputs[1:]
 

@@ -300,7 +300,7 @@ class Attack(Protocol):
         """Return the attacks of a grid, of which the strongest is reported; empty for a single attack."""
 
     def stages(self, num_classes: int) -> Mapping[str, Attack]:
-        """Return the attacks of an ensemble, each run on the survivors of the previous ones; empty if it is none."""
+        """Return the attacks of an ensemble, each on the survivors of the previous ones; empty for other attacks."""
 
     def selects(self, stage: str) -> Selection:
         """Return which of the remaining examples a stage attacks."""

@@ -3,7 +3,7 @@
 Every factory takes keyword settings only, among them ``num_classes``, ``in_channels``, ``normalize`` and ``head``, and
 returns an initialized model that takes NCHW images in [0, 1]. ``load.load_model`` adds the weights.
 
-The architectures are written by hand because libraries do not have their variants for small images with the state-dict
+The architectures are implemented here because libraries lack their variants for small images with the state-dict
 names of published checkpoints. Imports ``core``, ``config``, ``storage`` and ``metrics``.
 """
 

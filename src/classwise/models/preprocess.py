@@ -17,7 +17,7 @@ MODES = {"nearest": "nearest-exact", "bilinear": "bilinear", "bicubic": "bicubic
 """Pillow's names of resampling filters, and torch's."""
 
 LARGEST = 4096
-"""The largest side in pixels; larger ones are mistakes or hostile."""
+"""The largest side in pixels; larger ones are mistakes or malicious."""
 
 
 class Resize(nn.Module):

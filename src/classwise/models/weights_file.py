@@ -76,7 +76,7 @@ def read_file(path: Path) -> Stored:
         if wanted is None:
             raise InputError(f"{path} is damaged or not a weights file") from error
         raise InputError(f"{path} is refused: reading it would run {wanted[1]}: save only the state dict") from error
-    except Exception as error:  # damaged and hostile files raise many kinds of exceptions
+    except Exception as error:  # damaged and malicious files raise many kinds of exceptions
         raise InputError(f"{path} is damaged or not a weights file: {one_line(error, 120)}") from error
     return _tensors(path, loaded)
 
@@ -183,7 +183,7 @@ def check_unfolding(path: Path, stream: BinaryIO) -> None:
         else:
             taken = opcode.stack_before
             depth = len(stack) - len(taken)
-            if pickletools.stackslice in taken:  # all above the last mark, and what is taken below it
+            if pickletools.stackslice in taken:  # all values above the last mark, and those popped below it
                 depth = marks.pop() - taken.index(pickletools.markobject)
             if depth < 0:
                 raise ValueError("the stack of the pickle is empty")

@@ -50,9 +50,9 @@ class ChiSquare(Policy):
 
     def on_epoch_end(self, train: ClassStats, val: ClassStats, epoch: int) -> ClassControls:
         trained = train.n > 0
-        judged = trained & (val.n > 0)
+        measured = trained & (val.n > 0)
         by_class = torch.ones(len(trained), dtype=torch.float64)
-        by_class[judged] = worst_weights(val.loss[judged] / val.n[judged], self.rho)
+        by_class[measured] = worst_weights(val.loss[measured] / val.n[measured], self.rho)
         even = train.n.sum() / trained.sum() / train.n
         by_example = torch.where(trained, by_class * even, 1.0).float()
         return replace(ClassControls.uniform(len(trained)), weight_nat=by_example, weight_adv=by_example)

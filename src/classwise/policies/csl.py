@@ -66,13 +66,13 @@ class CSL(Policy):
         by_class = self.weights.float()
         return replace(ClassControls.uniform(len(by_class)), weight_nat=by_class, weight_adv=by_class)
 
-    def lag(self, robust: Tensor, judged: Tensor) -> Tensor:
+    def lag(self, robust: Tensor, measured: Tensor) -> Tensor:
         """Return the relative deficit of each class (K,) below its reference; 0 for classes that keep their weight."""
         if self.label is None:
-            reference, updated = robust[judged].mean(), judged
+            reference, updated = robust[measured].mean(), measured
         else:
-            reference = robust.where(judged, 0).amax()
-            updated = judged & (torch.arange(len(robust)) == self.label)
+            reference = robust.where(measured, 0).amax()
+            updated = measured & (torch.arange(len(robust)) == self.label)
         # Weights do not change while the reference is 0 or there is no class to compare.
         return torch.where(updated & (reference > 0), (reference - robust) / reference, 0.0)
 

@@ -76,9 +76,9 @@ class FRLReweight(Policy):
     def on_epoch_end(self, train: ClassStats, val: ClassStats, epoch: int) -> ClassControls:
         natural, robust = val.natural.double(), val.robust.double()
         trained = train.n > 0
-        judged = trained & natural.isfinite() & robust.isfinite()
-        boundary = self.excess(natural - robust, judged)
-        self.lam0 = self.limited(self.lam0 + self.rate * self.excess(1 - natural, judged))
+        measured = trained & natural.isfinite() & robust.isfinite()
+        boundary = self.excess(natural - robust, measured)
+        self.lam0 = self.limited(self.lam0 + self.rate * self.excess(1 - natural, measured))
         self.lam1 = self.limited(self.lam1 + 2 * self.rate * boundary)
         self.remargin(boundary)
         return replace(
@@ -88,9 +88,9 @@ class FRLReweight(Policy):
             eps_scale=torch.exp(2 * self.lam2).float(),
         )
 
-    def excess(self, error: Tensor, judged: Tensor) -> Tensor:
+    def excess(self, error: Tensor, measured: Tensor) -> Tensor:
         """Return the excess of each class error (K,) over the mean plus delta; 0 for classes without statistics."""
-        return torch.where(judged, error - error[judged].mean() - self.delta, 0.0)
+        return torch.where(measured, error - error[measured].mean() - self.delta, 0.0)
 
     def limited(self, lam: Tensor) -> Tensor:
         """Return multipliers made non-negative and scaled to a sum of at most ``limit``."""

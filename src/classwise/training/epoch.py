@@ -108,7 +108,7 @@ def _check_loss(state: TrainingState, loss: float) -> None:
 def validate(state: TrainingState, model: nn.Module) -> ClassStats:
     """Compute statistics of a model on the validation split, with the same noise in every epoch.
 
-    Losses are the objective's, as policies need them; robust accuracy is under the plan's judge, in float32.
+    Losses are the objective's, as policies need them; robust accuracy is under the validation attack, in float32.
     """
     plan, phase, searched = state.plan, state.plan.phases[state.phase], state.engine.searched(model)
     stats = ClassStats.zeros(plan.num_classes, plan.device)
@@ -117,7 +117,7 @@ def validate(state: TrainingState, model: nn.Module) -> ClassStats:
     with torch.no_grad(), frozen(model), frozen(searched):
         for x, y, index in ordered(phase.images, indices, phase.batch_size, plan.device, size=phase.size):
             terms = state.engine.objective(searched, x, y, uniform, generator=ExampleNoise(plan.seed, index))
-            x_adv = plan.judge(searched, x, y, generator=ExampleNoise(plan.seed + 1, index))
+            x_adv = plan.validation_attack(searched, x, y, generator=ExampleNoise(plan.seed + 1, index))
             logits_nat, logits_adv = logits_of(model(x)), logits_of(model(x_adv))
             stats += ClassStats.of(replace(terms, logits_nat=logits_nat, logits_adv=logits_adv), y, plan.num_classes)
     return plan.group.sum_stats(stats)

@@ -71,7 +71,7 @@ class Plan:
     patience: int | None
     """Epochs without improvement after which training ends."""
     guard: Guard | None
-    judge: Attack
+    validation_attack: Attack
     """The attack that measures robust accuracy on validation, whatever the objective."""
     seed: int
     device: torch.device
@@ -143,7 +143,7 @@ def make_batches(plan: Plan, generator: torch.Generator, phase: int = 0) -> Batc
 
 
 def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT, group: ProcessGroup = SINGLE) -> Plan:
-    """Build everything a recipe names; errors in it are raised here, before training starts."""
+    """Build everything a recipe names; errors in the recipe are raised here, before training starts."""
     engine = _choose_engine(recipe, device, group)
     precision = _choose_precision(recipe, device)
     check_precision(precision, device)
@@ -193,7 +193,9 @@ def make_plan(recipe: Recipe, device: torch.device, progress: Progress = SILENT,
         select=recipe.select,
         patience=recipe.patience,
         guard=_settings("guard", Guard, recipe.guard),
-        judge=build("attack", ATTACKS, recipe.validation_attack).within(Threat.parse(recipe.eps, recipe.norm)),
+        validation_attack=build("attack", ATTACKS, recipe.validation_attack).within(
+            Threat.parse(recipe.eps, recipe.norm)
+        ),
         seed=recipe.seed,
         device=device,
         group=group,

@@ -76,11 +76,11 @@ def test_function_that_reads_values_is_called() -> None:
     for _ in range(CAPTURE_AFTER + 3):
         assert torch.equal(graphs(lambda x: x * (2 if float(x.sum()) > 0 else 3), x), 2 * x)
     assert graphs.failed
-    assert len(set(torch.rand(8, device="cuda").tolist())) == 8  # the device is well, and so is its generator
+    assert len(set(torch.rand(8, device="cuda").tolist())) == 8  # the device and its generator still work
 
 
 def fibonacci(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    return one + other, one  # the first is handed on as it is
+    return one + other, one  # the first is passed unchanged
 
 
 def numbers(one: int, other: int) -> tuple[Tensor, Tensor]:
@@ -189,4 +189,4 @@ def test_consecutive_evaluations_do_not_accumulate_memory() -> None:
     for _ in range(3):
         cw.evaluate(model, (x.numpy(), y.numpy()), attacks=["fast:steps=10,queries=50"], eps="1/255")
         held.append(torch.cuda.memory_reserved())
-    assert held[2] <= held[0] + 2**26  # tensors lie now here, now there; the graphs take hundreds of MiB
+    assert held[2] <= held[0] + 2**26  # small differences of placement are allowed; the graphs take hundreds of MiB

@@ -83,7 +83,7 @@ def test_features_of_a_linear_model_are_pixels(tmp_path: Path) -> None:
     expected = [[1, half, 0, 0], [half, 1, half, 0], [0, half, 1, 0], [0, 0, 0, 1]]
     assert np.array(found.natural.features.cosines) == pytest.approx(np.array(expected), abs=1e-5)
     assert found.natural.logits.cosines == found.natural.features.cosines
-    # In this model a and b are told apart by nothing but a draw: b's two pixels are equal.
+    # This model distinguishes a and b only by random values: b's two pixels are equal.
     assert found.natural.confusion[0][1] == 50.0
 
 

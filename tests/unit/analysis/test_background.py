@@ -95,7 +95,7 @@ def test_white_background_counts(run: Path, tmp_path: Path) -> None:
     found = background(run, experiment="white", label=3, masks=tmp_path / "all.npy").white
     assert found is not None
     original, white, attacked, both = found.lines
-    assert original.counts == white.counts  # where all is thing, nothing becomes white
+    assert original.counts == white.counts  # if everything is foreground, nothing becomes white
     assert attacked.counts == both.counts
     assert (found.covered, found.gradient, found.estimated) == (100.0, 100.0, False)
     verdicts = cw.load_report(run).verdicts

@@ -52,7 +52,7 @@ def test_class_variance_and_mcd_of_the_paper(make_run, attack: str) -> None:
     base, other = found.models[0], found.models[1]
     assert other.robust_difference.mcd == pytest.approx(other.robust.mcd - base.robust.mcd, abs=1e-4)
     assert (base.robust_difference, base.natural_difference, base.growth) == (None, None, None)
-    # Nothing varies untouched, so that nothing can be said to have grown.
+    # The natural variance is zero, so growth is undefined.
     assert (other.growth.cv, other.growth.mcd, other.growth.order.value) == (None, None, None)
 
 

@@ -88,9 +88,9 @@ def test_matrix_by_hand() -> None:
     labels = [0, 0, 0, 1, 1, 2]
     before = verdicts(labels, [1, 1, 2, 0, 1, 0])
     without = {
-        0: verdicts(labels, [1, 1, 1, 1, 2, 1]),  # example 3 comes home from 0, example 5 does not
-        1: verdicts(labels, [0, 2, 0, 0, 0, 0]),  # example 0 comes home from 1, example 1 goes astray again
-        2: verdicts(labels, [1, 1, 0, 0, 0, 0]),  # example 2 comes home from 2
+        0: verdicts(labels, [1, 1, 1, 1, 2, 1]),  # example 3 is corrected; example 5 is not
+        1: verdicts(labels, [0, 2, 0, 0, 0, 0]),  # example 0 is corrected; example 1 is misclassified again
+        2: verdicts(labels, [1, 1, 0, 0, 0, 0]),  # example 2 is corrected
     }
     found = homing_matrix("model", "pgd", ["a", "b", "c"], before, without)
     assert found.flipped == [[0, 2, 1], [1, 0, 0], [1, 0, 0]]

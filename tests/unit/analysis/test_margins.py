@@ -123,7 +123,7 @@ def test_area_interval_matches_scipy_bootstrap() -> None:
 
 
 def test_selection_correction_of_the_area() -> None:
-    # Twenty classes that are all alike: the true area is 0, but the largest of 190 differences is not.
+    # Twenty equal classes: the true area is 0, but the largest of 190 differences is not.
     random = np.random.default_rng(0)
     areas = [
         _area([random.gamma(4.0, 0.1, size=20) for _ in range(20)], [str(label) for label in range(20)], 0)

@@ -42,7 +42,7 @@ def test_weight_sweep_changes_one_class(swept: Path) -> None:
     assert [one.value for one in found.settings] == [1.0, 0.0, 1.0, 8.0]
     assert found.turned == "weight of class 3"
     own, without, same, heavy = (one.by_class[3].value for one in found.settings)
-    assert without == 0.0  # a class without a weight is not learnt
+    assert without == 0.0  # a class with weight 0 is not learned
     assert heavy > without
     assert same == own  # a weight of 1 is the run itself
     line = json.loads((swept / "trade-off" / "weight-3-8" / "metrics.jsonl").read_text().splitlines()[0])

@@ -243,13 +243,13 @@ def test_passes_are_counted_per_example() -> None:
     def restless(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         near = (x + 0.02).requires_grad_()
         loss = nn.CrossEntropyLoss()
-        for _ in range(2):  # the same leaf asked about twice
+        for _ in range(2):  # the same leaf tensor passed twice
             torch.autograd.grad(loss(model(near), y), near)
         few = near.detach()[[1, 6, 2]].requires_grad_()
         logits = model(few)
         for k in range(5):  # one pass, many gradients
             torch.autograd.grad(logits[:, k].sum(), few, retain_graph=True)
-        model(few)  # a graph nobody uses
+        model(few)  # an unused graph
         with torch.no_grad():
             model(x.repeat_interleave(3, 0))
             model(x[[7]])

@@ -34,7 +34,7 @@ class Linear(nn.Module):
         self.weight: Tensor
         self.bias: Tensor
         self.register_buffer("weight", torch.randn(num_classes, pixels, generator=random, dtype=torch.float64))
-        # No class is far ahead at a gray image.
+        # All logits are similar at a gray image.
         bias = 0.1 * torch.randn(num_classes, generator=random, dtype=torch.float64)
         self.register_buffer("bias", bias - self.weight.sum(1) / 2)
 
@@ -145,10 +145,9 @@ def last_unchanged(step_sizes: list[float], last: int, k: int) -> bool:
 @for_each("loss", ["ce", "margin"])
 @for_each(("steps", "rho"), [(1, 0.75), (2, 0.75), (10, 0.75), (50, 0.75), (50, 0.2)])
 def test_iterates_equal_those_of_algorithm_1(steps: int, rho: float, loss: Any, norm: Any) -> None:
-    """With a small ρ condition 1 is rare, and it is up to condition 2 to halve the step size.
+    """With a small ρ, condition 1 is rare, and condition 2 halves the step size.
 
-    Image by image: where two values of a walk are equal but for rounding, a batch may take the one and an image alone
-    the other.
+    Images are attacked one by one, because a batch may resolve values that are equal up to rounding differently.
     """
     model = Curved()
     attack = APGD(eps=0.04 if norm == "Linf" else 0.15, norm=norm, steps=steps, loss=loss, rho=rho)
@@ -179,7 +178,7 @@ def test_returns_the_first_misclassified_point_or_else_the_best_one(norm: Any) -
         wrong = (logits.argmax(1) != y[i]).nonzero().flatten()
         kept = int(wrong[0]) if len(wrong) else int(log_odds(y[i].expand(len(walk)))(logits).argmax())
         assert torch.allclose(x_adv[0], walk[kept], atol=1e-12, rtol=0)
-        # A broken image is left alone at the next look; another one takes every step.
+        # A broken image is dropped at the next check; other images take every step.
         assert len(walk) == (max(CHECK_EVERY, -(-kept // CHECK_EVERY) * CHECK_EVERY) + 1 if len(wrong) else 21)
         outcomes.append(len(wrong) > 0)
     assert 3 <= sum(outcomes) <= 27
@@ -242,7 +241,7 @@ def test_reaches_the_worst_case_margin_of_a_linear_model(
     reached = make_loss("margin", APGD(eps=eps).problem(AttackCall(model, x, y, targets=targets)))(logits)
     aimed = bound.gather(1, targets[:, None]).squeeze(1)
     assert (reached <= aimed + 1e-9).all()
-    alive = logits.argmax(1) == y  # the others stopped where they broke
+    alive = logits.argmax(1) == y  # the others stopped when they were broken
     assert torch.allclose(reached[alive], aimed[alive], atol=1e-6, rtol=0)
     assert not (alive & (aimed > 1e-6)).any()
 
@@ -322,7 +321,7 @@ def test_averages_gradients_of_randomized_models() -> None:
         assert model.passes == int(effort.backwards.max()) == 11 * eot
         margins[eot] = margin(y)(Restless(0)(x_adv)).mean().item()
     best = reachable_by_sign(x)
-    # One pass points nowhere in particular; thirty lead most of the way to the corner.
+    # The gradient of one pass is mostly noise; thirty passes lead most of the way to the corner.
     clean = margin(y)(Restless(0)(x)).mean().item()
     assert margins[30] > clean + 0.5 * (best - clean)
     assert margins[30] > margins[1] + 0.2 * (best - clean)

@@ -216,7 +216,7 @@ def test_raises_its_own_loss(attack: BallAttack) -> None:
     model = Net(3, 5).eval()
     x, _ = batch(64, 3, 6, 5, 0)
     with torch.no_grad():
-        y = model(x).argmax(1)  # an attack may leave alone what is already wrong
+        y = model(x).argmax(1)  # an attack may leave misclassified images unchanged
         losses = {"margin": margin(y), "dlr": dlr(y), "kl": divergence(model(x))}
         loss = losses.get(getattr(attack, "loss", "ce"), log_odds(y))
         (scale,) = getattr(attack, "inv_t", (1.0,))
@@ -236,10 +236,10 @@ def test_raises_its_own_loss(attack: BallAttack) -> None:
 def test_two_class_linear_model_is_broken_exactly_where_it_can_be(
     seed: int, num_classes: int, norm: str, eps: float
 ) -> None:
-    """For two classes every gradient loss climbs the one margin, whose maximum in the ball is known.
+    """For two classes every gradient loss maximizes the margin, whose maximum in the ball is known.
 
-    With images well inside the box: max of the margin = margin + eps · ‖w_1 - w_0‖_dual. With more classes the
-    same holds against the best single rival, which bounds what any attack may reach.
+    For images well inside the box, the maximum is margin + eps · ‖w_1 - w_0‖_dual. With more classes the same holds
+    for the best single wrong class, which bounds the result of any attack.
     """
     random = torch.Generator().manual_seed(seed)
     weight = torch.randn(num_classes, 16, generator=random, dtype=torch.float64)

@@ -77,7 +77,7 @@ def test_attempts_start_at_different_points(model: nn.Module, batch: tuple[Tenso
     [
         (CosinePGD(eps=1e-6, steps=2, target="all", num_targets=3, restarts=2), [6]),
         (PGD(eps=1e-6, steps=2, restarts=3), [3]),
-        # from the image, then from elsewhere
+        # from the image, then from another point
         (FAB(eps=1e-6, steps=2, target="all", num_targets=3, restarts=3), [3, 6]),
     ],
     ids=lambda value: type(value).__name__,

@@ -135,7 +135,7 @@ def test_stages_attack_survivors_of_previous_stages(version: Any, num_classes: i
     noise = ExampleNoise(0, torch.arange(30)).take(rows)
     for stage in attack.stages(num_classes).values():
         expected[rows], spent = stage.run(AttackCall(model, x[rows], y[rows], generator=noise))
-        passes[rows] += spent.forwards + 1  # and one to see who survived
+        passes[rows] += spent.forwards + 1  # and one to determine the survivors
         alive = model(expected[rows]).argmax(1) == y[rows]
         rows, noise = rows[alive], noise.take(alive)
         if not len(rows):

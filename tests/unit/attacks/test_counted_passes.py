@@ -26,6 +26,6 @@ def test_counts_equal_those_added_one_by_one(questions: list[tuple[list[int], in
         for place in places:
             forwards[place] += forward
             backwards[place] += backward
-    for _ in range(2):  # looking does not change it
+    for _ in range(2):  # reading does not change it
         assert tally.effort.forwards.tolist() == forwards
         assert tally.effort.backwards.tolist() == backwards

@@ -51,9 +51,9 @@ def lengths(delta: Tensor, attack: BallAttack) -> Tensor:
 
 @torch.no_grad()
 def exact(model: Linear, x: Tensor, y: Tensor, attack: BallAttack) -> Tensor:
-    """(B, K) distance of each image to the boundary with each class: the lead of the label over the dual norm.
+    """Return the distance (B, K) of each image to the boundary with each class: the margin over the dual norm.
 
-    A pixel at 0 can only rise and one at 1 only fall, so only those that may move the right way count.
+    A pixel at 0 can only increase and a pixel at 1 only decrease, so only pixels that can move as required count.
     """
     logits = model(x)
     gaps = model.weight[None] - model.weight[y][:, None]
@@ -73,16 +73,16 @@ def labels(model: nn.Module, x: Tensor) -> Tensor:
 @BOTH
 @pytest.mark.parametrize(("num_classes", "scale"), [(2, 1.0), (2, 100.0), (10, 1.0)])
 def test_closest_finds_the_smallest_distance(attack: CarliniWagner, num_classes: int, scale: float) -> None:
-    """Also where the logits are large: c finds its own scale.
+    """The search also works for large logits, because c is adapted.
 
-    Among several classes the one in the lead need not have the nearest boundary, and a descent may follow it.
+    With several classes, the most likely wrong class need not have the nearest boundary, and the search may follow it.
     """
     model, x = Linear(num_classes, seed=1, scale=scale), images(40)
     y = labels(model, x)
     found, distances = attack.closest(model, x, y)
     expected = exact(model, x, y, attack).amin(1)
     assert (distances >= expected - 1e-9).all()
-    ratio = (distances / expected)[(expected > FEW_STEPS / 2) & (expected < 0.25)]  # further out the box is in the way
+    ratio = (distances / expected)[(expected > FEW_STEPS / 2) & (expected < 0.25)]  # further out, the box cuts the ball
     assert len(ratio) > 5
     assert ratio.median() < SLACK
     if num_classes == 2:
@@ -115,7 +115,7 @@ def test_breaks_exactly_what_its_ball_can_break(attack: CarliniWagner) -> None:
         AttackCall(model, x, y, eps_scale=share * distance)
     )
     assert torch.equal(labels(model, x_adv) != y, share > 1)
-    # What is broken is left alone; the rest is searched to the end.
+    # Broken examples are dropped; the others take all steps.
     assert effort.forwards[share > 1].double().mean() < effort.forwards[share < 1].double().mean() / 2
     assert torch.equal(effort.forwards, effort.backwards)
 

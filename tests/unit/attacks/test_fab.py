@@ -214,7 +214,7 @@ def test_an_attack_breaks_what_lies_within_the_radius(norm: Norm) -> None:
     clear = (exact - eps).abs() > 1e-6 * eps
     assert torch.equal(broken[clear], (exact < eps)[clear])
     assert (lengths(found - x, norm) <= eps * (1 + 1e-12)).all()
-    # What is broken is left alone after ten steps; the rest walks to the end, with two backward passes a step.
+    # Broken examples are dropped after ten steps; the others take all steps, with two backward passes a step.
     assert (effort.backwards[broken & clear] == 2 * 10).all()
     assert (effort.backwards[~broken & clear] == 2 * 100).all()
     assert (effort.forwards[~broken & clear] == 201).all()

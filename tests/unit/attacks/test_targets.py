@@ -126,7 +126,7 @@ def test_only_the_right_target_breaks_and_all_are_tried_until_one_does(monkeypat
     every = PGD(eps=0.3, steps=4, loss="margin", target="all")
     with torch.no_grad():
         assert (model(every(model, x, y)).argmax(1) == 2).all()
-    # likeliest first: class 3 (-0.1), which leads nowhere, then class 2 (-0.2), which breaks
+    # likeliest first: class 3 (-0.1), which never succeeds, then class 2 (-0.2), which does
     _, effort = every.run(AttackCall(model, x, y))
     assert effort.backwards.tolist() == [8, 8, 8]
     first = PGD(eps=0.3, steps=4, loss="margin", target="all", num_targets=1)

@@ -56,7 +56,7 @@ def test_images_equal_those_of_the_attack_on_the_substitute(crafter: PGD | FGSM)
     attack = Transfer(substitute=substitute, attack=crafter).within(threat)
     found, effort = attack.run(AttackCall(model, x, y, eps_scale=scale, generator=ExampleNoise(5, index)))
     expected = crafter.within(threat)(substitute, x, y, eps_scale=scale, generator=ExampleNoise(5, index))
-    # A second projection rounds anew.
+    # A second projection rounds again.
     assert torch.allclose(found, expected, atol=1e-7, rtol=0)
     assert not torch.equal(found[1:], x[1:])
     assert not effort.forwards.any()
@@ -232,5 +232,5 @@ def test_evaluation_loads_the_substitute_and_does_not_query_the_model(tmp_path: 
     by_file = f"transfer:substitute=digits-cnn,weights={weights},attack=pgd:steps=5:start=zero"
     again = cw.evaluate(target, attacks=[by_file], **keywords)
     assert (again.verdicts.attacks["transfer"] == same.verdicts.attacks["transfer"]).all()
-    # Known by its weights, an evaluation is taken up whatever path they came by.
+    # An evaluation is identified by the weights, and resumes for any path to them.
     cw.evaluate(target, attacks=[direct, "pgd:steps=5,start=zero"], out=tmp_path / "out", resume=True, **keywords)

@@ -47,7 +47,7 @@ def test_take_continues_the_streams(rows):
     picked = second[rows]
     assert torch.equal(taken.uniform(like(len(picked))), picked)
     assert not torch.equal(picked, first[rows])
-    # What is taken has a counter of its own.
+    # A selection has its own counter.
     third = whole.normal(like(5))
     assert torch.equal(taken.normal(like(len(picked))), third[rows])
 
@@ -98,7 +98,7 @@ def uncorrelated(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Neither the values nor their ranks are correlated, and no values coincide."""
     x, y = a.flatten().double().numpy(), b.flatten().double().numpy()
     joint, _, _ = np.histogram2d(x, y, bins=8, range=[[0, 1], [0, 1]])
-    # Independent uniform values fill all cells of a grid alike.
+    # Independent uniform values fill all cells of a grid equally.
     return stats.pearsonr(x, y).pvalue > 1e-3 and stats.chisquare(joint.flatten()).pvalue > 1e-3
 
 

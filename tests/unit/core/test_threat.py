@@ -73,7 +73,7 @@ def balls(draw, dtype=torch.float32):
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     if draw(st.booleans()):
         center = torch.rand(count, *shape, generator=generator, dtype=dtype) * 1.6 - 0.3
-    else:  # one color: every coordinate rounds alike
+    else:  # one color: every coordinate rounds equally
         center = torch.rand(count, 1, 1, 1, generator=generator, dtype=dtype).expand(count, *shape).clone()
     scale = torch.rand(count, generator=generator, dtype=dtype) * 2 if draw(st.booleans()) else None
     return Threat.parse(eps, norm).ball(center.clamp(0, 1), scale), generator
@@ -256,7 +256,7 @@ def test_l2_uniform_start_fills_the_ball(dimension):
     assert stats.kstest(share.numpy(), lambda r: r**dimension).pvalue > 1e-3
     expected = 0.5**dimension
     assert (share <= 0.5).double().mean() == pytest.approx(expected, abs=4 * math.sqrt(expected / N))
-    # Every direction alike.
+    # Every direction is equally likely.
     assert delta.mean(0).abs().max() < 4 * 0.25 / math.sqrt(N)
     if dimension == 2:
         angle = torch.atan2(delta[:, 0], delta[:, 1]).numpy()

@@ -112,7 +112,7 @@ def test_gray_images_stay_gray(kind: str) -> None:
         corruption = Corruption(kind=kind, severity=severity)
         one = corruption(gray, generator=streams(3))
         three = corruption(gray.expand(-1, 3, -1, -1), generator=streams(3))
-        # The middle channel, as frost is a little blue and less red. JPEG turns colours in whole bytes.
+        # The middle channel, as frost is a little blue and less red. JPEG converts colors in whole bytes.
         tolerance = 3 / 255 if kind == "jpeg-compression" else 1e-6
         assert torch.allclose(three[:, 1:2], one, atol=tolerance, rtol=0)
 

@@ -18,7 +18,7 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
     for split, shards in (("train", 2), ("test", 1)):
         for shard in range(shards):
             path = tmp_path / "shard.parquet"
-            # No two files alike: the hub's cache would fetch only one of them.
+            # All files differ, because the hub's cache would download equal ones only once.
             write_shard(path, [encode(picture(shards + shard), "WEBP")], [shard])
             files[f"plain/{split}-{shard:05}-of-{shards:05}.parquet"] = path.read_bytes()
     with hub_of("datasets", "org/toy", files) as found:

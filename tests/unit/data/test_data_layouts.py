@@ -117,7 +117,7 @@ def test_idx(name, folder, suffix, mirror):
         assert np.array_equal(test.images, GRAY[:3])
         assert train.labels.tolist() == list(range(7))
     assert load_data(name).classes == DATASETS[name].classes
-    assert load_data(f"folder:{mirror / folder}").classes == tuple("0123456789")  # file names do not tell which it is
+    assert load_data(f"folder:{mirror / folder}").classes == tuple("0123456789")  # file names are ambiguous
 
 
 def test_unpacked_idx_file_is_preferred_to_its_archive(tmp_path):
@@ -503,7 +503,7 @@ def test_prepared_folder_is_recorded(tmp_path, cache, monkeypatch, offline):
     other = tmp_path / "other"
     write_cifar_binary(other / "cifar-10-batches-bin" / "test_batch.bin", CIFAR[:2], [1, 2])
     monkeypatch.setenv("CLASSWISE_DATA", str(other))
-    assert load_data("cifar10").labels.tolist() == [1, 2]  # what the environment names comes first
+    assert load_data("cifar10").labels.tolist() == [1, 2]  # the environment variable takes precedence
 
 
 def test_prepare_errors(tmp_path, cache):

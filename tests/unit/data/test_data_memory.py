@@ -61,7 +61,7 @@ def test_building_and_iterating_needs_little_memory():
     held.append(mapped_memory() - before)
     assert max(held) < 24 * MB
     assert abs(described.mean[0] - np.arange(96).mean() / 255) < 1e-12
-    assert found.images[64 * 95, 0, 0, 0] == 95  # what was let go of is read again
+    assert found.images[64 * 95, 0, 0, 0] == 95  # released pages are read again
 
 
 def test_interrupted_build_leaves_no_files_and_restarts(cache, stop_after):
@@ -94,7 +94,7 @@ def test_decoding_memory_is_independent_of_the_number_of_files(tmp_path, mirror,
             tracemalloc.stop()
         return found[0], found[1]
 
-    peaks(40)  # imports, and what else is kept once
+    peaks(40)  # imports and other one-time allocations
     few, many = peaks(40), peaks(160)
     for one, other in zip(few, many, strict=True):
         assert other < 1.2 * one

@@ -48,7 +48,7 @@ def test_digits():
     assert test.counts(10).min() >= 60
     assert train.classes == tuple("0123456789")
     assert (train.images.min(), train.images.max()) == (0, 255)
-    # The same split on every machine, for ever.
+    # The split is the same on every machine and in every version.
     assert train.digest() == "6874eda239e2101784889e3134619fc2"
     assert test.digest() == "d8cde3697da56b9eda35dc62070d2c3e"
 

@@ -127,7 +127,7 @@ def test_unreachable_goal_uses_all_available_examples():
 
 
 def test_one_low_class_saves_examples_of_many_others():
-    # Ten classes alike but for one: only the lowest needs its upper bound near, so it gets the most by far.
+    # Ten classes, equal except for one: only the lowest needs its upper bound near, so it gets the most by far.
     further = next_round([99] + [100] * 9, [200] * 10, [UNLIMITED] * 10, 0.04)
     assert further[0] > 2 * further[1]
     assert len(set(further[1:])) == 1

@@ -156,7 +156,7 @@ def test_corrupted_verdicts_are_predictions_on_corrupted_images(model: nn.Module
     from classwise.corruptions import Corruption
 
     data = load_data("digits", split="test")
-    corruption = Corruption(kind="brightness", severity=3)  # draws nothing at random
+    corruption = Corruption(kind="brightness", severity=3)  # is deterministic
     expected = model(corruption(to_float(data.images), generator=ExampleNoise(0, torch.arange(len(data))))).argmax(1)
     report = cw.evaluate(model, "digits", attacks=[corruption])
     assert np.array_equal(report.verdicts.corrupted["brightness/3"], expected.numpy())

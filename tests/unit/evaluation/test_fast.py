@@ -229,7 +229,7 @@ def test_near_misses_have_the_largest_margins() -> None:
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(4), 100)
     margins = rng.normal(size=400).astype(np.float32) - 5
-    margins[labels == 3] -= 10  # a class far from its boundary has its share too
+    margins[labels == 3] -= 10  # classes far from the boundary are sampled, too
     left = rng.random(400) < 0.8
     chosen = nearest(left, labels, margins)
     assert not chosen[~left].any()
@@ -358,7 +358,7 @@ def test_batch_size_shrinks_to_fit_gpu_memory(engine: str) -> None:
     assert np.array_equal(report.verdicts.natural, plain.verdicts.natural)
     assert (report.verdicts.attacks["pgd"] != -1).all()
     same = report.verdicts.attacks["pgd"] == plain.verdicts.attacks["pgd"]
-    assert same.mean() > 0.98  # other batches, other kernels, other rounding
+    assert same.mean() > 0.98  # different batches use different kernels and rounding
 
 
 def test_evaluation_releases_its_objects(run: Path) -> None:

@@ -1,7 +1,7 @@
 """The margin search against exact answers, and what its table predicts for any class biases.
 
 On a linear model the smallest margin over the ball is z_y - z_j - eps |w_y - w_j| in the dual norm, as long as the box
-does not cut the ball. On a small ReLU network a fine grid of the ball gives the minimum up to the width of its meshes.
+does not cut the ball. On a small ReLU network a fine grid of the ball gives the minimum up to the grid spacing.
 """
 
 # N examples, K classes, D pixels, G points of a grid
@@ -51,7 +51,7 @@ def noise(
     return ImageSet(name="noise", split="test", images=pixels, labels=np.arange(size) % num_classes)
 
 
-def labelled_by(model: nn.Module, images: ImageSet) -> ImageSet:
+def labeled_by(model: nn.Module, images: ImageSet) -> ImageSet:
     """The same images with the model's predictions as labels, except for every sixth."""
     with torch.no_grad():
         found = model(torch.from_numpy(images.images)).argmax(1).numpy()
@@ -142,9 +142,9 @@ class Folded(nn.Module):
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(("pixels", "points"), [(2, 201), (3, 51)])
 def test_margins_of_small_networks_match_a_grid_search(norm: Norm, pixels: int, points: int) -> None:
-    """Never below the minimum; and within 1% of the range in the ball for 9 of 10, on networks with random weights.
+    """Margins are never below the minimum, and within 1% of the range in the ball for 9 of 10 images.
 
-    These are full of folds, and gradients that do not see the lowest valley miss it.
+    The networks have random weights and many local minima, so gradients may miss the global one.
     """
     eps, num_classes = 0.15, 4
     steps = np.linspace(-eps, eps, points)
@@ -185,7 +185,7 @@ def shares(kept: np.ndarray, label: np.ndarray, num_classes: int) -> list[float]
 def test_margins_predict_the_effect_of_class_biases(norm: Norm) -> None:
     """For several random biases: by closed form, and by an attack on the model that has them in its last layer."""
     model, num_classes = linear(num_classes=4), 4
-    images = labelled_by(model, noise(160, num_classes=4, low=0.2, high=0.8))
+    images = labeled_by(model, noise(160, num_classes=4, low=0.2, high=0.8))
     threat = Threat.parse({"Linf": "0.02", "L2": "0.1"}[norm], norm)
     table = find_margins(model, images, whole(images), threat)
     exact = {"natural": exact_margins(model, images, None), "robust": exact_margins(model, images, threat)}
@@ -229,15 +229,15 @@ def test_fewer_targets_give_upper_bounds() -> None:
 
 
 def test_audit_of_fewer_targets() -> None:
-    """It counts the images that one target leaves robust and another class breaks; fewer than 64 are all audited.
+    """The audit counts images that survive with one target but are broken by another; fewer than 64 are all audited.
 
-    The logit of class 6 moves the most, and is often not the second largest.
+    The logit of class 6 changes most, and is often not the second largest.
     """
     model = linear()
     with torch.no_grad():
         model[1].weight[6] *= 4
         model[1].bias[6] *= 4
-    images, threat = labelled_by(model, noise(60, low=0.3, high=0.7)), Threat.parse("0.02")
+    images, threat = labeled_by(model, noise(60, low=0.3, high=0.7)), Threat.parse("0.02")
     exact = exact_margins(model, images, threat).min(axis=1)
     found = find_margins(model, images, whole(images), threat, settings=MarginSettings(targets=1))
     robust = found.attacked.min(axis=1) > 0

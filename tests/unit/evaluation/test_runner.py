@@ -359,7 +359,7 @@ def test_verdicts_use_float32_without_autocast(model: nn.Module) -> None:
     with torch.autocast("cpu", torch.float16, enabled=True):
         report = cw.evaluate(Watched(), "digits", attacks=["fgsm"], eps=EPS, per_class=2, engine="eager")
         assert torch.is_autocast_enabled("cpu")
-    _, _, _, natural, *_, attack, verdict = seen  # three checks of the model, then probes, and nothing is left to show
+    _, _, _, natural, *_, attack, verdict = seen  # three checks of the model, then probes, and no example is left
     assert natural == verdict == (False, False)
     assert attack[1]
     assert np.array_equal(

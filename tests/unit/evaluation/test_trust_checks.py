@@ -47,7 +47,7 @@ def pixels() -> tuple[Tensor, Tensor]:
 
 def probe(model: nn.Module, eps: str = "0.2", norm: str = "Linf", **options: object) -> Probes:
     """Run the probes as an evaluation does."""
-    torch.manual_seed(0)  # for models that draw
+    torch.manual_seed(0)  # for randomized models
     x, y = pixels()
     with torch.no_grad():
         right = (model(x.to(dtype_of(model))).argmax(1) == y).numpy()
@@ -87,7 +87,7 @@ class Around(nn.Module):
 @pytest.mark.parametrize("name", ["standard", "madry"])
 def test_no_warnings_for_models_without_masking(models: dict[str, nn.Module], name: str, eps: str, norm: str) -> None:
     probes = probe(models[name], eps, norm)
-    assert findings(probes).keys() <= {"smooth-output"}  # advice on the attack, which says nothing against the model
+    assert findings(probes).keys() <= {"smooth-output"}  # a suggestion about the attack, not a defect of the model
     losses = [part.log_odds for part in probes.steps]
     assert losses == sorted(losses)
     assert probes.radii[-1].broken == probes.n >= 38
@@ -331,7 +331,7 @@ def test_probes_of_a_single_image(models: dict[str, nn.Module]) -> None:
 
 def test_probes_do_not_change_the_model(models: dict[str, nn.Module]) -> None:
     model = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.3), models["standard"]).train()
-    model(pixels()[0][:20])  # statistics that are not those of the start
+    model(pixels()[0][:20])  # other statistics than the initial ones
     state = {name: value.clone() for name, value in model.state_dict().items()}
     before = torch.get_rng_state()
     x, y = pixels()
@@ -421,7 +421,7 @@ def table(**survivors: list[int]) -> Verdicts:
     ("pgd", "square", "labels"),
     [
         ([50, 40, 30, 45, 50], [60, 55, 45, 50, 60], None),  # as on robust models
-        ([3, 2, 0, 4, 1], [0, 0, 0, 0, 1], None),  # few survive, and those fall to anything
+        ([3, 2, 0, 4, 1], [0, 0, 0, 0, 1], None),  # few survive, and any attack breaks them
         ([50, 40, 30, 45, 50], [46, 36, 26, 40, 45], None),  # a little ahead
         ([85, 80, 80, 88, 84], [30, 20, 25, 10, 30], []),  # masked
         ([50, 40, 85, 45, 50], [60, 55, 45, 50, 60], [2]),  # one class masked
@@ -510,9 +510,11 @@ def test_low_confidence_is_found(models: dict[str, nn.Module]) -> None:
 
 @pytest.mark.parametrize(("sharpness", "smooth"), [(1e-3, True), (100.0, False)])
 def test_smooth_outputs_are_found(sharpness: float, smooth: bool) -> None:
-    """Four logits of one pixel t, from 0.5 on: 0 for the label, 10 t - 6.99 for its rival, -10 t - 9 for two others
-    that never win. Where the softmax is flat, the cross-entropy climbs the sum of the three, which falls with t, and
-    loses; the margin climbs the rival, which wins from t = 0.699 on. Where it is sharp, either climbs the rival."""
+    """Four logits of one pixel t, starting at 0.5: 0 for the label, 10 t - 6.99 for one wrong class, -10 t - 9 for two
+    others that are never predicted. With a smooth softmax, cross-entropy ascends the sum of the three wrong logits,
+    which decreases with t, and fails; the margin ascends the first wrong class, which is predicted from t = 0.699 on.
+    With a sharp softmax, both ascend the first wrong class.
+    """
 
     class Flat(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

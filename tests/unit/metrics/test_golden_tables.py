@@ -1,9 +1,9 @@
 """The tables of the papers, recomputed from their own columns.
 
-Every comparison is exact arithmetic on the printed decimals; a printed result may differ from the recomputed one
-by half a unit of its last digit and by what the rounding of its inputs can do, and by nothing else. Cells that
-differ by more are misprints of the papers. They are listed below with the true value, and the lists must be
-exact: a cell that is listed but consistent fails like one that is inconsistent but not listed.
+Every comparison uses exact arithmetic on the printed decimals. A printed result may differ from the recomputed one only
+by half a unit of its last digit plus the effect of rounded inputs. Cells that differ by more are misprints of the
+papers; they are listed below with the true value. The lists must be exact: a listed cell that is consistent fails, as
+does an inconsistent cell that is not listed.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def test_correction_removes_most_of_the_bias_on_equal_classes(n):
     found = simulated("equal", n, 500)
     # The mean of the smallest of ten normal values lies 1.54 standard deviations low.
     assert found["bias_raw"] == pytest.approx(-1.54 * np.sqrt(0.25 / n), rel=0.1)
-    # A third stays: no estimate of a minimum is let above the mean of the classes, where half of them would lie.
+    # A third of the bias remains, because the estimate is limited to the mean of the classes.
     assert abs(found["bias"]) < abs(found["bias_raw"]) / 3
 
 
@@ -241,7 +241,7 @@ def test_a_thousand_classes_take_well_under_a_second():
 @pytest.mark.parametrize(("low", "high"), [(300, 700), (500, 900), (50, 400)])
 def test_the_gap_of_two_clear_classes_is_newcombes(low, high):
     theirs = confint_proportions_2indep(high, 1000, low, 1000, compare="diff", method="newcomb")
-    # Theirs joins Wilson's intervals, ours exact ones with mid-p, which differ by less than half an example.
+    # Newcombe's method uses Wilson's intervals, ours exact ones with mid-p, which differ by less than half an example.
     assert gap_interval([low, high], [1000, 1000]) == pytest.approx(theirs, abs=0.0006)
 
 
@@ -253,7 +253,7 @@ def test_the_variance_interval_inverts_the_noncentral_chi_squared():
     low, high = variance_interval(correct, n)
     assert ncx2.cdf(seen, 3, 4 * low / noise) == pytest.approx(0.975, abs=1e-6)
     assert ncx2.cdf(seen, 3, 4 * high / noise) == pytest.approx(0.025, abs=1e-6)
-    # Shares that agree are no proof that true ones do.
+    # Equal measured shares do not prove equal true shares.
     assert variance_interval([50, 50], [50, 50])[1] > 0.0005
 
 

@@ -54,7 +54,7 @@ def images(given: str, n: int, size: int = 16, channels: int = 3) -> Tensor:
 @torch.no_grad()
 def settled(model: nn.Module, x: Tensor) -> nn.Module:
     for parameter in model.parameters():
-        if parameter.ndim < 4:  # some layers start at zero, which hides what they do
+        if parameter.ndim < 4:  # some layers are initialized to zero, which hides their effect
             parameter.add_(0.02 * torch.randn_like(parameter))
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
@@ -149,7 +149,7 @@ def test_bfloat16_view_keeps_first_and_last_layer_and_tensors(model):
     view = bfloat16_view(model)
     kinds = [type(module) for module in view.modules()]
     assert (kinds.count(SplitInputConv), kinds.count(InFloat32)) == (1, 1)
-    assert isinstance([*view.modules()][-1], nn.Linear)  # the head, and none else, inside the float32
+    assert isinstance([*view.modules()][-1], nn.Linear)  # the head is the only linear layer in the float32 wrapper
     assert {id(parameter) for parameter in view.parameters()} == {id(parameter) for parameter in model.parameters()}
 
 
@@ -161,7 +161,8 @@ def test_bfloat16_view_is_as_accurate_as_autocast_and_trains(given, model):
         expected = model(x)
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         plain = model(x).float()
-    # Noise images differ little, and batch norm enlarges what tells them apart: rounding too, up to the logits' spread.
+    # Noise images are similar, and batch norm amplifies their differences and rounding errors, up to the spread of
+    # the logits.
     assert (logits - expected).norm() < 1.5 * (plain - expected).norm()
     F.cross_entropy(logits, torch.arange(8, device="cuda")).backward()
     assert all(parameter.grad is not None and parameter.grad.abs().max() > 0 for parameter in model.parameters())

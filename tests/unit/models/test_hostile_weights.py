@@ -241,7 +241,7 @@ def script(tmp_path: Path) -> tuple[Path, nn.Module]:
     network = DigitsCNN().eval()
     path = tmp_path / "script.pt"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the format deprecated
+        warnings.simplefilter("ignore")  # torch deprecates the format
         torch.jit.save(torch.jit.trace(network, torch.rand(2, 1, 8, 8)), path)
     return path, network
 

@@ -71,7 +71,7 @@ def test_folder_gives_the_logits_of_transformers(saved):
     assert not model.training
     processor = transformers.AutoImageProcessor.from_pretrained(saved)
     theirs = transformers.AutoModelForImageClassification.from_pretrained(saved).eval()
-    image = picture(16, 16)  # of the model's size, so that nothing is rounded to 8 bits on the way
+    image = picture(16, 16)  # of the model's size, so that nothing is rounded to 8 bits in between
     with torch.no_grad():
         wanted = theirs(processor(image, return_tensors="pt")["pixel_values"]).logits
         assert torch.allclose(model(in_unit_range(image)), wanted, atol=1e-5)
@@ -106,7 +106,7 @@ def test_preprocessing_equals_the_image_processor(kind, settings, shape):
     level = float((1 / 255 / own.normalize.std).max())
     levels = 0.5 * (1.25 if processor.resample == 3 else 1) + 0.5
     assert torch.allclose(got, wanted, rtol=1e-5, atol=(1.01 * levels * level if processor.do_resize else 1e-4))
-    assert float(wanted.std()) > 3 * level  # the tolerance is small beside what is compared
+    assert float(wanted.std()) > 3 * level  # the tolerance is small relative to the compared values
 
 
 def test_gradient_passes_through_preprocessing(saved):
@@ -169,7 +169,7 @@ def test_oversized_configurations_are_refused(copy, kind, changes, said):
     began = time.monotonic()
     with pytest.raises(InputError) as caught:
         load_model(f"hf:{copy}")
-    assert time.monotonic() - began < 10  # what they ask for takes minutes, or all memory
+    assert time.monotonic() - began < 10  # their requests take minutes or all memory
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -350,7 +350,7 @@ def test_normalization_of_the_file_must_equal_the_models(tmp_path, state):
         save_file({**inner, "0.mean": odd}, path)
         assert "'0.mean'" in complaint(load_model, "digits-cnn:normalize=mnist", weights=path)
 
-    save_file({**inner, "0.mean": torch.zeros(1), "0.std": torch.ones(1)}, path)  # it says: no normalization
+    save_file({**inner, "0.mean": torch.zeros(1), "0.std": torch.ones(1)}, path)  # the file states no normalization
     assert same(load_model("digits-cnn", weights=path), state)
 
 

@@ -118,7 +118,7 @@ def test_the_closed_form_solves_equation_3(probability: float, num_classes: int)
         return -np.log1p((num_classes - 1) * np.exp(-2 * s)) - math.log(probability)
 
     solved = root(excess, 1.0, method="hybr")
-    assert abs(solved.fun[0]) < 1e-12  # at the very root the solver may complain of no progress
+    assert abs(solved.fun[0]) < 1e-12  # at the root itself the solver may report no progress
     assert scale == pytest.approx(float(solved.x[0]), rel=1e-7)
     logits = torch.full((num_classes,), -scale, dtype=torch.float64)
     logits[0] = scale
@@ -161,7 +161,7 @@ def test_the_scale_is_set_before_each_epoch() -> None:
     model = build_model("digits-cnn:head=hypersphere")
     buffer = head_of(model).scale
     HypersphereEmbedding(schedule="lis").on_epoch(model, 51)
-    assert head_of(model).scale is buffer  # what was recorded of a step reads this very place
+    assert head_of(model).scale is buffer  # a captured step reads this tensor
     assert buffer.item() == pytest.approx(38)
     assert buffer.item() == model.state_dict()["linear.scale"].item()
 

@@ -161,7 +161,7 @@ EVERY = pytest.mark.parametrize(("objective", "passes", "beta", "reference"), TA
 
 def net(objective: Objective) -> nn.Module:
     torch.manual_seed(0)
-    # No bias before batch norm: its gradient is zero up to rounding, which nobody can compare.
+    # No bias before batch norm: its gradient is zero up to rounding, which cannot be compared.
     conv = nn.Conv2d(1, 4, 3, bias=False)
     model = nn.Sequential(conv, nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, K)).double()
     if isinstance(objective, HypersphereEmbedding):
@@ -219,7 +219,7 @@ def test_loss_and_gradient_equal_the_reference(
     random = torch.Generator().manual_seed(5)
     attacked: list[Tensor] = [x]
     radius = 0.1 * controls.eps_scale[y]
-    if type(objective).perturb is not Objective.perturb:  # what it does has tests of its own
+    if type(objective).perturb is not Objective.perturb:  # tested separately
         attacked = list(objective.perturb(other, x, y, controls, generator=random).detach().split(B))
     elif objective.attack is not None:
         attacked = [objective.attack(other, x, y, eps_scale=controls.eps_scale[y], generator=random)]
@@ -273,7 +273,7 @@ def test_step_model_equals_the_model(
     optimized = make_optimized_copy(same, x, lowered=False)
     assert optimized is not None
     assert optimized.how == "folded"
-    optimized.slack = 0.0  # so that both take the same point for the last correct one
+    optimized.slack = 0.0  # so that the last correct point is the same for both
     stand = compiled.StepModel(same, optimized, "fp32", torch.device("cpu"))
     losses = []
     for asked in (model, stand):

@@ -66,7 +66,7 @@ def test_each_term_has_the_temperature_of_its_class() -> None:
             q = (teacher(x[i : i + 1]) / (1.5 * scale[label])).softmax(1)
             expected = (q * (q.log() - model(image).log_softmax(1))).sum()
             assert found.item() == pytest.approx(expected.item(), rel=1e-6)
-    # No gradient reaches the teacher, and its mode stays as it was.
+    # No gradient reaches the teacher, and its mode is unchanged.
     teacher.train()
     objective.terms(model, x, 1 - x, y).adv.sum().backward()
     assert all(weight.grad is None for weight in teacher.parameters())

@@ -252,7 +252,7 @@ def test_targets_are_drawn_from_the_random_streams_of_the_attack() -> None:
     expected, counted = attack.run(AttackCall(model, x, y, generator=noise, targets=classes))
     found, effort = attack.run(AttackCall(model, x, y, generator=ExampleNoise(4, index), targets=shares))
     assert torch.equal(found, expected)
-    # classes that the caller made up are looked at, which takes a pass; draws are not
+    # targets given by the caller are validated, which takes a pass; drawn ones are not
     assert counted.forwards.unique().tolist() == [4]
     assert effort.forwards.unique().tolist() == [3]
     parts = [

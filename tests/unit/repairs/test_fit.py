@@ -69,12 +69,12 @@ def held_out_by_hand(
 
 
 def test_held_out_accuracies() -> None:
-    """On pure noise the fitted worst class is above what the biases give on other examples; the promised one less so.
+    """On pure noise, the fitted worst class overestimates that on other examples, and the held-out one does so less.
 
-    All classes have one distribution, so no biases are better than none. Averages over 24 draws of 60 examples a class.
-    The promised one is counted, the smooth one lies between the two. The average is right. At the largest weight the
-    smooth worst class stays above the truth: its biases equal out the noise of the very examples that all folds hold
-    together.
+    All classes have the same distribution, so no biases are better than zero. Averages over 24 draws of 60 examples per
+    class. The held-out value is counted; the smooth one lies between the two. The average is unbiased. At the largest
+    weight the smooth worst class remains too high, because its biases compensate the noise of the examples that the
+    folds share.
     """
     levels, draws = [0.5] * 10, 24
     other = table(levels, 2000, seed=1)
@@ -324,4 +324,4 @@ def test_summaries() -> None:
     found = Summary.of(np.array([0.5, np.nan, 0.1, *[0.9] * 10]), np.array([30, 0, *[10] * 11]))
     assert found.average == pytest.approx((30 * 0.5 + 10 * 0.1 + 100 * 0.9) / 140)
     assert found.worst == 0.1
-    assert found.tenth == pytest.approx((0.1 + 0.5) / 2)  # of twelve classes two make up a tenth
+    assert found.tenth == pytest.approx((0.1 + 0.5) / 2)  # a tenth of twelve classes is two classes

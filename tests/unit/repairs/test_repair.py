@@ -309,7 +309,7 @@ def test_the_margins_predict_an_attack_under_biases_of_any_size(run: Path) -> No
     report = cw.evaluate(changed, "digits", attacks=[attack], eps=EPS, per_class=15)
     agree(margins, biases, report, "cosine-pgd")
     with pytest.raises(AssertionError):
-        agree(margins, np.zeros(10), report, "cosine-pgd")  # they are no small change
+        agree(margins, np.zeros(10), report, "cosine-pgd")  # the biases are not small
 
 
 # -- other models -----------------------------------------------------------------------------------------

@@ -331,7 +331,7 @@ def test_the_loss_of_spectral() -> None:
 def test_pair_weights_follow_the_top_singular_vectors() -> None:
     confusion = torch.tensor([[50, 30, 20], [10, 80, 10], [5, 15, 80]])
     shares = np.array([[0, 0.3, 0.2], [0.1, 0, 0.1], [0.05, 0.15, 0]])
-    # By power iteration, which knows nothing of a decomposition.
+    # By power iteration, independently of a decomposition.
     v = np.ones(K)
     for _ in range(200):
         v = shares.T @ (shares @ v)

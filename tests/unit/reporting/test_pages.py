@@ -325,8 +325,8 @@ def test_settings_findings_and_model_are_shown() -> None:
     assert row == ["pgd", "pgd:steps=20", "PGD(steps=20)", "8,130", "3", "162,600", "162,601", "14.2"]
     assert page.text.index("gradients vanish") < page.text.index("Results")  # a warning is not hidden at the end
     assert re.search(r"Warning\s+gradients vanish\s*Note\s+all well", page.text)
-    for told in ("8/255", "0.0313725", "11,173,962", "versions torch", "2.11.0"):
-        assert told in page.text
+    for shown in ("8/255", "0.0313725", "11,173,962", "versions torch", "2.11.0"):
+        assert shown in page.text
 
 
 def test_stages_variants_and_costs_are_shown() -> None:
@@ -346,11 +346,11 @@ def test_stages_variants_and_costs_are_shown() -> None:
     ]
     seen: dict[str, Any] = {"left": 1200, "nearest": 50, "random": 40, "broke": 2, "broke_random": 0, "at_most": 7.2}
     by_class = [ClassEffort(label=k, name=str(k), attacked=8 * (k != 3), forwards=40, backwards=1) for k in range(10)]
-    told = {"spec": "s", "settings": "S()", "attacked": 80, "rejected": 0, "seconds": 3.0}
+    shown = {"spec": "s", "settings": "S()", "attacked": 80, "rejected": 0, "seconds": 3.0}
     attacks = {
-        "pgd": AttackInfo(**told, stages=stages, by_class=by_class, audit=AuditInfo(**seen)),
-        "masked": AttackInfo(**told, audit=AuditInfo(**seen, doubts=["zero-gradient", "audit-square: 3 broken"])),
-        "grid": AttackInfo(**told, strongest="grid:inv_t=5"),
+        "pgd": AttackInfo(**shown, stages=stages, by_class=by_class, audit=AuditInfo(**seen)),
+        "masked": AttackInfo(**shown, audit=AuditInfo(**seen, doubts=["zero-gradient", "audit-square: 3 broken"])),
+        "grid": AttackInfo(**shown, strongest="grid:inv_t=5"),
     }
     page = Page(report_page(cifar_report(attacks=attacks)))
     assert page.tables["Stages of pgd"][1:] == [
@@ -384,13 +384,13 @@ def test_adaptive_evaluation_is_described() -> None:
         attacked=[50] * 10,
         available=[1000] * 10,
     )
-    told = " ".join(Page(report_page(report.model_copy(update={"allocation": found}))).text.split())
+    shown = " ".join(Page(report_page(report.model_copy(update={"allocation": found}))).text.split())
     names = report.dataset.classes
     assert (
         "Target: 95% interval of the worst class within ±2.0 points; not reached, because the candidate classes have "
         f"no more examples (±2.9; candidates: {names[3]} and {names[4]}). "
         "500 of 10,000 examples were attacked in 3 rounds."
-    ) in told
+    ) in shown
     assert "Target:" not in Page(report_page(report)).text
 
 

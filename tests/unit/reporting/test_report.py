@@ -15,7 +15,7 @@ from classwise.reporting.sanity import Finding, Sanity
 from classwise.storage.verdicts import Verdicts
 
 CLASSES = ["airplane", "bird", "cat", "deer"]
-PRESENT = [0, 1, 3]  # there is no cat
+PRESENT = [0, 1, 3]  # no example has class cat
 
 
 def make_verdicts(n: int = 90) -> Verdicts:
@@ -116,7 +116,7 @@ def recomputed_predictions(verdicts: Verdicts, key: str) -> np.ndarray:
     if key != "worst-case":
         return verdicts.attacks[key]
     answers = np.stack([verdicts.natural, *verdicts.attacks.values()])
-    first_wrong = (answers != verdicts.label).argmax(axis=0)  # zero, which is natural, where none is wrong
+    first_wrong = (answers != verdicts.label).argmax(axis=0)  # 0 (natural) if no example is broken
     return answers[first_wrong, np.arange(len(verdicts))]
 
 

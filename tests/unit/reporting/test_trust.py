@@ -76,20 +76,20 @@ def make_report(sanity: Sanity) -> ClassReport:
 
 
 def test_rows_hold_the_numbers_and_name_the_classes() -> None:
-    told = dict(rows(make_report(Sanity(probes=make_probes()))))
-    assert told["Gradient is zero, lost in rounding or not finite"] == "5 of 12: <b>cat</b> 4 of 4, class 7 1 of 4"
-    assert told["A small step along the gradient raises the loss far less than predicted"] == "0 of 12"
-    assert told["Images that survive many steps"] == "9 of 12"
-    assert told["100 black-box queries break images that survive many steps"] == "2 of 12: <b>cat</b> 2 of 4"
-    assert told["The same batch repeated three times"] == "1 of 12 labels change, logits by up to 0.25 of their spread"
-    assert told["The same image in another batch"] == "0 of 0 labels change"
-    assert told["Softmax is exactly one-hot in float32"] == "12 of 12; median margin 123"
-    assert told["Logits are not finite"] == "1 of 12 within eps, 2 beyond"
-    assert "Images in another scale" not in told
+    shown = dict(rows(make_report(Sanity(probes=make_probes()))))
+    assert shown["Gradient is zero, lost in rounding or not finite"] == "5 of 12: <b>cat</b> 4 of 4, class 7 1 of 4"
+    assert shown["A small step along the gradient raises the loss far less than predicted"] == "0 of 12"
+    assert shown["Images that survive many steps"] == "9 of 12"
+    assert shown["100 black-box queries break images that survive many steps"] == "2 of 12: <b>cat</b> 2 of 4"
+    assert shown["The same batch repeated three times"] == "1 of 12 labels change, logits by up to 0.25 of their spread"
+    assert shown["The same image in another batch"] == "0 of 0 labels change"
+    assert shown["Softmax is exactly one-hot in float32"] == "12 of 12; median margin 123"
+    assert shown["Logits are not finite"] == "1 of 12 within eps, 2 beyond"
+    assert "Images in another scale" not in shown
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "shown"),
     [
         ({"tried": 0}, "30 of 40 correct as given; no other scales tried"),
         ({"tried": 10}, "30 of 40 correct as given; none of 10 other scales is better"),
@@ -99,14 +99,14 @@ def test_rows_hold_the_numbers_and_name_the_classes() -> None:
         ),
     ],
 )
-def test_gain_of_another_scale(changes: dict[str, object], told: str) -> None:
+def test_gain_of_another_scale(changes: dict[str, object], shown: str) -> None:
     probes = make_probes(normalization=NormalizationProbe(n=40, correct=30, **changes))
-    assert dict(rows(make_report(Sanity(probes=probes))))["Images in another scale"] == told
+    assert dict(rows(make_report(Sanity(probes=probes))))["Images in another scale"] == shown
 
 
 def test_omitted_checks_have_no_row() -> None:
-    told = rows(make_report(Sanity(probes=make_probes(black_box=None))))
-    assert not [what for what, _ in told if "queries" in what]
+    shown = rows(make_report(Sanity(probes=make_probes(black_box=None))))
+    assert not [what for what, _ in shown if "queries" in what]
 
 
 def test_curves_run_through_the_measurements() -> None:

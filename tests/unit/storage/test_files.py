@@ -65,7 +65,7 @@ def test_failed_write_creates_no_file(tmp_path):
 
 
 def test_a_writer_that_replaces_the_temporary_file(tmp_path):
-    # As libraries do that themselves write to a temporary file first.
+    # As do libraries that write to a temporary file first.
     with atomic(tmp_path / "file.txt") as temporary:
         other = tmp_path / "other"
         other.write_text("whole")

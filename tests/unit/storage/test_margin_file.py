@@ -113,7 +113,7 @@ def test_pending_matrices_are_separate() -> None:
 def test_margins_without_attack() -> None:
     margins = table(np.array([[3.0, 1.0, 4.0], [1.0, 5.0, 9.0]]), np.zeros((2, 3)), np.array([0, 2]))
     assert margins.without_attack.tolist() == [[np.inf, 2.0, -1.0], [8.0, 4.0, np.inf]]
-    # A natural prediction is right exactly where every margin is positive.
+    # A natural prediction is correct exactly if all margins are positive.
     random = random_table(300, 5)
     right = random.natural.argmax(axis=1) == random.label
     np.testing.assert_array_equal(random.without_attack.min(axis=1) > 0, right)

@@ -109,7 +109,7 @@ def test_step_model_has_losses_and_gradients_of_the_model(
 
 def pair(**changes: Any) -> tuple[Plan, Engine, CompiledEngine]:
     """A plan with an eager and a compiled engine of equal weights."""
-    descent = {"name": "sgd", "lr": 0.1, "momentum": 0.0}  # Adam would blow the smallest gradients up
+    descent = {"name": "sgd", "lr": 0.1, "momentum": 0.0}  # Adam would amplify the smallest gradients
     plan = plan_for(device="cuda", **{"batch_size": 64, "optimizer": descent, **changes})
     assert plan.engine == "compiled"
     model = plan.model.to("cuda")
@@ -316,10 +316,10 @@ def test_parallel_compiled_runs_equal_single_runs(tmp_path: Path) -> None:
 @needs_gpu
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_logits_do_not_depend_on_gradient_mode(precision: str) -> None:
-    """Next to the image the search of TRADES is led by the difference between clean logits and those it moves.
+    """Close to the image, the TRADES attack follows the difference between natural and perturbed logits.
 
-    Were it the difference of two ways to round, all images of a batch would go the same way, and batch norm would take
-    out in training what they have in common.
+    If the two were rounded differently, all images of a batch would move in the same direction, which batch norm would
+    cancel in training mode.
     """
     plan, _, fast = pair(precision=precision)
     x, y = batch(plan)

@@ -233,7 +233,7 @@ def test_mlflow_reads_back_what_was_measured(
         history = mlflow_store.get_metric_history(run.info.run_id, name)
         assert sorted((metric.step, metric.value) for metric in history) == values
 
-    # A note of another store is no obstacle, and a thousand classes go in two batches.
+    # A run id of another store is ignored, and a thousand classes are sent in two batches.
     (tmp_path / "many").mkdir()
     (tmp_path / "many" / "mlflow.json").write_text('{"run_id": "0123456789abcdef0123456789abcdef"}')
     robust = {"overall": 1.0, "worst": {"label": 0, "value": 0.0}, "by_class": [k / 10 for k in range(1000)]}

@@ -53,7 +53,7 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, stop_after: Callable[[int]
     with pytest.raises(KeyboardInterrupt):
         cw.train(recipe, out=tmp_path / "cut", progress=stop_after(23), **QUICK)
     assert load_state(tmp_path / "cut" / "checkpoints" / "last.pt")["epoch"] == 1
-    torch.manual_seed(12345)  # whatever happened in between must not matter
+    torch.manual_seed(12345)  # intermediate random numbers must not matter
     cw.train(recipe, out=tmp_path / "cut", resume=True, **QUICK)
     whole, cut = weights(tmp_path / "whole"), weights(tmp_path / "cut")
     assert same(without_times(whole), without_times(cut))
@@ -123,7 +123,7 @@ def test_validation_images_are_never_trained_on_and_never_test_images(tmp_path: 
     assert held_out <= set(range(len(train)))
     assert len(train) + len(test) == 1797
     images = {image.tobytes() for image in train.images}
-    # scikit-learn's digits hold a few identical scans; everything else must be new.
+    # scikit-learn's digits contain a few identical scans; all other images must be new.
     assert sum(image.tobytes() in images for image in test.images) <= 2
 
 
@@ -207,7 +207,7 @@ def test_averaged_weights_are_validated_and_saved(tmp_path: Path) -> None:
     assert not torch.equal(saved["conv1.weight"], two["conv1.weight"])
 
 
-def test_judge_is_the_validation_attack(tmp_path: Path) -> None:
+def test_validation_uses_the_validation_attack(tmp_path: Path) -> None:
     """Robust validation accuracy is under ``validation_attack``, whatever the objective."""
     run = cw.train("digits/standard", out=tmp_path, epochs=3, validation_attack="pgd:steps=1,step_size=1e-6,start=zero")
     last = run.outcome.history[-1]["validation"]

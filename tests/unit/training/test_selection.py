@@ -69,7 +69,7 @@ def test_rules_prefer_different_epochs():
         "robust+worst": "worst",
         "worst-loss": "loss",
         "natural": "average",
-        "last": "average",  # a tie: which is the last, the loop knows
+        "last": "average",  # a tie: the loop selects the last epoch
     }
 
 

@@ -229,7 +229,7 @@ def test_guard_goes_back_with_more_attack_steps(tmp_path: Path) -> None:
             parameter.add_(1.0)
     average.on_step(model)
     one.controls = one.controls.uniform(3)
-    check_stopping(one, verdicts(4))  # worse, but no collapse: what was good stays what it was
+    check_stopping(one, verdicts(4))  # worse, but no collapse: the best epoch is unchanged
     with pytest.warns(UserWarning, match="goes back to the most robust epoch, with 2 times the attack steps"):
         check_stopping(one, verdicts(1))
     assert one.ended is None

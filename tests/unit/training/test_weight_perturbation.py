@@ -92,7 +92,7 @@ def test_attack_uses_unperturbed_weights() -> None:
     for gamma in (None, GAMMA):
         engine = engine_for(linear(), objective, gamma)
         engine.step(x, y, ClassControls.uniform(3), torch.Generator().manual_seed(0))
-    assert len(asked) == 3  # once without the push; with it once to find it and once to descend
+    assert len(asked) == 3  # one pass without perturbation; with it, one to compute it and one to descend
     assert torch.equal(asked[0], asked[1])
     assert torch.equal(asked[1], asked[2])
 

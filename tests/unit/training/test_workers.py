@@ -90,7 +90,7 @@ def test_workers_end_with_their_parent(blow: signal.Signals) -> None:
     process.send_signal(blow)
     out, err = process.communicate(timeout=50)
     assert set(out.split()) <= {"began"}
-    assert err.count("Traceback") == (blow == signal.SIGINT)  # that of the program itself, and none of a worker's
+    assert err.count("Traceback") == (blow == signal.SIGINT)  # the output of the program itself, and none of a worker
     assert process.returncode != 0
 
 

@@ -79,11 +79,11 @@ class ModelHooks:
     def _count(self, rows: Tensor, **passes: int) -> None:
         self.counter.add(rows, **passes)
         if rows is not self.rows:
-            self.counter.settle()  # at once, as under torch.func these indices do not outlive the pass
+            self.counter.settle()  # immediately: under torch.func these indices are invalid after the pass
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def preserve_model(model: nn.Module) -> Iterator[None]:
     """Restore the gradients of a model's parameters and its buffers, which a library may change."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]  # batch norm does not raise their versions
@@ -100,7 +100,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def kept(parts: list[Any]) -> Iterator[None]:
+def preserve_attributes(parts: list[Any]) -> Iterator[None]:
     """Restore the attributes of objects."""
     before = [(part, dict(vars(part))) for part in parts]
     try:

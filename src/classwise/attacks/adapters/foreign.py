@@ -23,7 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from classwise.attacks.adapters.call import ModelHooks, kept, reproducible, seed_of, torch_generator, untouched
+from classwise.attacks.adapters.call import (
+    ModelHooks,
+    preserve_attributes,
+    preserve_model,
+    reproducible,
+    seed_of,
+    torch_generator,
+)
 from classwise.attacks.adapters.describe import parse_radius, same_radius, text_of
 from classwise.attacks.adapters.libraries import Adapter, adapt, configure
 from classwise.attacks.base import AnyAttack
@@ -100,7 +107,12 @@ class ForeignAttack(AnyAttack):
             hooks = ModelHooks(call.x, dtype_of(model), returns_list=hooked is not model)
             if not len(x):
                 return call.x.to(x.device), hooks.effort
-            for context in (frozen(hooked), untouched(model), reproducible(seed, device), kept(parts)):
+            for context in (
+                frozen(hooked),
+                preserve_model(model),
+                reproducible(seed, device),
+                preserve_attributes(parts),
+            ):
                 stack.enter_context(context)
             if seed is not None and parts and vars(parts[0]).get("seed", 0) is None:
                 configure(parts, seed=seed)  # seed=None means a seed from the clock

@@ -161,7 +161,7 @@ class Finetune:
             select="last",
             patience=None,
             guard=None,
-            judge=PGD(steps=10).within(case.threat),
+            validation_attack=PGD(steps=10).within(case.threat),
             seed=case.seed,
             device=device,
         )
