@@ -21,7 +21,7 @@ from classwise.reporting.tables import Table
 from classwise.storage.files import atomic, write_json, write_text
 
 MOST_ROWS = 40
-"""Rows up to which a table shows a whole frame; of a longer one it shows the first ``FIRST_ROWS``."""
+"""Maximum number of rows that a table shows; of a longer frame it shows the first ``FIRST_ROWS``."""
 FIRST_ROWS = 20
 
 

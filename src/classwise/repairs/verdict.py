@@ -30,7 +30,7 @@ from classwise.reporting.repair import ClassOutcome, OnTest
 from classwise.storage.verdicts import NATURAL, Verdicts
 
 MOST_LISTED = 50
-"""Classes up to which the change in errors is reported for every pair."""
+"""Maximum number of classes for which the change in errors is reported for every pair."""
 _ALARMING = ("warning", "error")
 
 

@@ -24,7 +24,7 @@ from classwise.storage.files import read_json, write_json, write_text
 from classwise.storage.verdicts import NATURAL
 
 MOST_LISTED = 20
-"""Classes that a table lists; of more, those that changed the most."""
+"""Maximum number of classes that a table lists; of more, those that changed the most."""
 
 
 class FittedOn(Part):
