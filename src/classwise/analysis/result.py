@@ -44,8 +44,8 @@ class AnalysisResult:
     values: Record
     """The content of ``NAME.json``."""
     frames: Mapping[str, pd.DataFrame]
-    """By title. The first one is written to ``NAME.parquet``, others to ``NAME-TITLE.parquet``. Columns ``x_low`` and
-    ``x_high`` are the 95% interval of ``x``."""
+    """Data frames by title. The first one is written to ``NAME.parquet``, others to ``NAME-TITLE.parquet``. Columns
+    ``x_low`` and ``x_high`` are the 95% interval of ``x``."""
     draw: Callable[[], list[Figure]]
 
     def __getattr__(self, key: str) -> Any:

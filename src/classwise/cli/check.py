@@ -64,7 +64,9 @@ def check(
     confident: Annotated[
         bool,
         typer.Option(
-            "--confident", help="Require limits to hold at the end of the 95% interval too.", rich_help_panel=LIMITS
+            "--confident",
+            help="Also require limits to hold at the less favorable end of the 95% interval.",
+            rich_help_panel=LIMITS,
         ),
     ] = False,
     alpha: Annotated[
