@@ -39,7 +39,7 @@ from classwise.core.progress import SILENT, Progress
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """An analysis, its description, and the least and the most runs that it takes."""
+    """An analysis, its description, and its minimum and maximum number of runs."""
 
     run: Callable[..., AnalysisResult]
     about: str

@@ -52,7 +52,7 @@ from classwise.storage.verdicts import NATURAL
 
 COLORS: dict[str, list[float]] = {"blue": [0.0, 0.2, 0.7], "yellow": [0.7, 0.6, 0.0]}
 SHOWN = 6
-"""Images at either end of the gallery."""
+"""Number of images at each end of the gallery."""
 
 
 def background(

@@ -28,7 +28,7 @@ from classwise.reporting.part import Part
 from classwise.storage.margins import Margins
 
 _TAIL = 2.5
-"""Percent of the resamples beyond either end of an interval."""
+"""Percentage of the resamples beyond each end of an interval."""
 _HALVES = 2
 _HALVINGS = 16
 _PASSES = 100

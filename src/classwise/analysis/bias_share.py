@@ -43,9 +43,9 @@ from classwise.storage.margins import Margins
 LOSSES = (0.5, 1.0, 2.0)
 """Losses of the average, in points, that biases may cause."""
 SHOWN_LOSS = 1.0
-"""The loss of the finding and the figures."""
+"""The loss that the finding and the figures use."""
 LEAST = 4
-"""Images of a class, two in each half."""
+"""Minimum number of images of a class, two in each half."""
 LIFTED = {"worst": "worst class", "tenth": "weakest tenth"}
 
 

@@ -12,7 +12,7 @@ from classwise.reporting.estimates import Estimate
 Floats = NDArray[np.float64]
 RESAMPLES = 2000
 AT_ONCE = 2**20
-"""Numbers drawn at once, which bounds the memory."""
+"""Maximum number of values drawn at once, which bounds the memory."""
 
 
 def resampled_means(values: Floats, random: np.random.Generator) -> Floats:

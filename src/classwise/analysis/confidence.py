@@ -45,7 +45,7 @@ from classwise.storage.verdicts import NATURAL
 Floats = NDArray[np.float64]
 Steps = Annotated[tuple[int, ...], BeforeValidator(split_list)]
 RIVALS = 2
-"""Wrong classes drawn in the trajectory."""
+"""Number of wrong classes drawn in the trajectory."""
 
 
 def confidence(
@@ -285,14 +285,14 @@ def _figures(values: Record, finding: str) -> list[Figure]:
             title="Robust accuracy by CVC",
             alt=f"Robust accuracy of each class of {values.model} over its CVC. {finding}",
             x="CVC",
-            y=f"accuracy in %, {values.attack}",
+            y=f"accuracy, %, {values.attack}",
         ),
         lines(
             [*reliability, Series(name="perfect calibration", x=[0, 100], y=[0, 100], color=SOFT, dash="dot")],
             title="Reliability diagram",
             alt=f"Accuracy over confidence in {BINS} bins. {finding}",
-            x=f"confidence in %, mean of each of {BINS} bins",
-            y="accuracy in % [95%]",
+            x=f"mean confidence of each of {BINS} bins, %",
+            y="accuracy, % [95%]",
             zero=True,
         ),
         bars(
@@ -300,7 +300,7 @@ def _figures(values: Record, finding: str) -> list[Figure]:
             [Series(name=one.images, y=[one.by_class[label].calibration.ece for label in view]) for one in both],
             title=f"Calibration error{suffix}",
             alt=f"Expected calibration error of each class of {values.model}, {NATURAL} and under {values.attack}.",
-            y="expected calibration error in %",
+            y="expected calibration error, %",
         ),
         _trajectory_figure(values),
     ]
@@ -324,7 +324,7 @@ def _trajectory_figure(values: Record) -> Figure:
         series,
         title=f"Probabilities of image {path.index} along the attack",
         alt=f"Probability of the label of image {path.index} ({values.classes[path.label]}) and its rivals, by step.",
-        x="steps; 0 is the natural image",
-        y="probability in %",
+        x="attack step (0: natural image)",
+        y="probability, %",
         zero=True,
     )

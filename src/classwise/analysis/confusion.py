@@ -30,7 +30,7 @@ from classwise.storage.verdicts import NATURAL
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 MOST_PAIRS = 10
-"""Most confused pairs that are listed."""
+"""Number of most confused pairs that are listed."""
 RESAMPLES = 500
 
 

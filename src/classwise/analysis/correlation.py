@@ -24,7 +24,7 @@ Values = Sequence[float | None] | Sequence[float]
 LEVEL = 0.95
 SHUFFLES = 2000
 FEWEST = 4
-"""Classes that a coefficient and its interval need."""
+"""Minimum number of classes for a coefficient and for its interval."""
 
 
 class Correlation(Part):

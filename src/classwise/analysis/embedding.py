@@ -31,7 +31,7 @@ from classwise.storage.verdicts import NATURAL
 Floats = NDArray[np.float64]
 Method = Literal["tsne", "pca"]
 MOST_POINTS = 20_000
-"""Points of a figure; more take t-SNE too long."""
+"""Maximum number of points of a figure, because t-SNE is slow for more."""
 
 
 def embedding(
@@ -198,7 +198,7 @@ def _figure(values: Record, finding: str, what: str, names: list[str], member: l
                     symbol=SYMBOLS[number // len(SERIES_COLORS) % len(SYMBOLS)] + end,
                 )
             )
-    axes = ["first of two dimensions", "second of two dimensions"]
+    axes = ["first dimension", "second dimension"]
     if values.explained is not None:
         axes = [
             f"{place} principal component, {share:.0f}% of the variance"

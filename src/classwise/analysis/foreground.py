@@ -20,11 +20,11 @@ from sklearn.mixture import GaussianMixture
 Masks = NDArray[np.bool_]
 ROUNDS = 3
 SURE = 2.0
-"""Log odds are clipped to this, so that no pixel outweighs its neighbors."""
+"""Limit of the log-odds, so that no pixel outweighs its neighbors."""
 COMPONENTS = 2
-"""Gaussians of each mixture."""
+"""Number of Gaussians in each mixture."""
 LEAST = 8
-"""Pixels that a fit needs."""
+"""Minimum number of pixels of a fit."""
 
 
 def foregrounds(images: NDArray[np.floating]) -> Masks:

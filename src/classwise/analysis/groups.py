@@ -45,7 +45,7 @@ REGULARIZATION = 0.1
 SHUFFLES = 500
 RESAMPLES = 20
 MOST_NAMED = 12
-"""Classes of a group that are named."""
+"""Maximum number of classes of a group that are named."""
 
 
 def groups(

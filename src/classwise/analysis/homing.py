@@ -2,9 +2,9 @@
 4).
 
 For every class j the run's recipe is trained without the training examples of j. Entry (i, j) of the homing matrix
-counts the examples of class i that the attack turned into j and that are classified correctly under attack by the model
-trained without j. A pair is one-to-one if j is the most frequent wrong prediction among the corrected examples of i,
-and i among those of j.
+counts the examples of class i that are predicted as j under attack and that are classified correctly under attack by
+the model trained without j. A pair is one-to-one if j is the most frequent wrong prediction among the corrected
+examples of i, and i among those of j.
 
 This needs K trainings and evaluations, in ``work/without-<label>``; finished ones are reused.
 """
@@ -86,10 +86,10 @@ def homing_matrix(
         ],
     )
     finding = (
-        f"{attack} flips no example, so no error can be corrected."
+        f"No example is misclassified under {attack}, so no error can be corrected."
         if values.overall.value is None
-        else f"Of {values.overall.n} examples that {attack} flips, {share(values.overall, '%')} are classified "
-        "correctly under attack when the class they were predicted as is left out of training."
+        else f"Of {values.overall.n} examples misclassified under {attack}, {share(values.overall, '%')} are "
+        "classified correctly under attack when the class they were predicted as is left out of training."
     )
     cells = order + [(i, j) for i, j in np.ndindex(flipped.shape) if i != j and not flipped[i, j]]
     rows = [
@@ -117,7 +117,7 @@ def homing_matrix(
 def _figures(values: Record) -> list[Figure]:
     most = float(max([1, *(count for row in values.flipped for count in row)]))
     panels = (
-        ("Misclassified", values.flipped, "that the attack turned into another class"),
+        ("Misclassified", values.flipped, "predicted as another class under attack"),
         ("Homing", values.homing, "of those, classified correctly by a model trained without that class"),
     )
     return [

@@ -50,16 +50,16 @@ Floats = NDArray[np.float64]
 PRECISION = 0.005
 """Relative precision of bisection."""
 HALVINGS = 20
-"""Most halvings of bisection."""
+"""Maximum number of bisection steps."""
 GRID = 101
-"""Radii of the curves."""
+"""Number of radii of a curve."""
 MOST_CURVES = 16
-"""Classes up to which each has a curve; of more, the weakest and the strongest ``ENDS``."""
+"""Maximum number of classes that are all drawn; of more, the weakest and the strongest ``ENDS``."""
 ENDS = 4
 
 Search = Literal["nearest", "bisection", "grid"]
 AttackAtRadii = Callable[[Tensor], Tensor]
-"""From radii (N,) to attacked images."""
+"""Maps radii (N,) to attacked images."""
 
 
 def margins(
@@ -291,9 +291,9 @@ def _figures(values: Record, finding: str) -> list[Figure]:
         lines(
             [*curves, Series(name="all", x=values.radii, y=values.overall, color=INK, dash="dashdot")],
             title="Robustness curves",
-            alt=f"Share of each class of {values.model} that survives a radius. {finding}",
+            alt=f"Share of the images of each class of {values.model} that survive a radius. {finding}",
             x=f"radius ({values.norm})",
-            y="survives, % of the class",
+            y="surviving images of the class, %",
             zero=True,
             marks={"eps": values.eps} if values.eps <= values.radii[-1] else None,
         ),

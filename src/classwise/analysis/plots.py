@@ -11,7 +11,7 @@ from classwise.reporting.estimates import Interval
 from classwise.reporting.figures import Series
 
 MOST_CLASSES = 40
-"""Classes up to which a figure shows all; of more it shows the ``WEAKEST`` weakest."""
+"""Maximum number of classes that a figure shows; of more it shows the ``WEAKEST`` weakest."""
 WEAKEST = 20
 
 

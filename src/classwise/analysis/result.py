@@ -21,7 +21,7 @@ from classwise.reporting.tables import Table
 from classwise.storage.files import atomic, write_json, write_text
 
 MOST_ROWS = 40
-"""Rows up to which a table shows a whole frame; of a longer one it shows the first ``FIRST_ROWS``."""
+"""Maximum number of rows that a table shows; of a longer frame it shows the first ``FIRST_ROWS``."""
 FIRST_ROWS = 20
 
 
@@ -44,8 +44,8 @@ class AnalysisResult:
     values: Record
     """The content of ``NAME.json``."""
     frames: Mapping[str, pd.DataFrame]
-    """By title. The first one is written to ``NAME.parquet``, others to ``NAME-TITLE.parquet``. Columns ``x_low`` and
-    ``x_high`` are the 95% interval of ``x``."""
+    """Data frames by title. The first one is written to ``NAME.parquet``, others to ``NAME-TITLE.parquet``. Columns
+    ``x_low`` and ``x_high`` are the 95% interval of ``x``."""
     draw: Callable[[], list[Figure]]
 
     def __getattr__(self, key: str) -> Any:

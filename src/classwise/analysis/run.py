@@ -24,7 +24,7 @@ from classwise.storage.run_directory import RunDirectory
 from classwise.storage.verdicts import NATURAL, WORST_CASE, Verdicts
 
 MOST_RUNS = 6
-"""Runs that a figure can distinguish."""
+"""Maximum number of runs that a figure can distinguish."""
 
 
 @dataclass(frozen=True)

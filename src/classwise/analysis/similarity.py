@@ -34,9 +34,9 @@ from classwise.storage.verdicts import NATURAL
 
 Floats = NDArray[np.float64]
 ORDERS = 999
-"""Permutations of Mantel's test."""
+"""Number of permutations in Mantel's test."""
 MOST_POINTS = 5000
-"""Pairs up to which each is drawn as a point."""
+"""Maximum number of pairs that are drawn as points."""
 
 
 def similarity(

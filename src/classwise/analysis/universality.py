@@ -143,7 +143,7 @@ def universality(*runs: Run | str | Path, attack: str | None = None, seed: int =
 
 
 class _Pairing:
-    """Which pairs of runs count for each pair of settings."""
+    """The pairs of runs that are compared for each pair of settings."""
 
     def __init__(self, member: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
         self.member = member

@@ -142,8 +142,8 @@ def _figures(values: Record) -> list[Figure]:
                 ],
                 title=f"Weight norms and robust accuracy of {one.model}",
                 alt=f"Scaled weight norm and robust accuracy of each class, from the weakest class. {_finding(one)}.",
-                x="class, from the weakest",
-                y="scaled from smallest to largest",
+                x="class, weakest first",
+                y="scaled to [0, 1]",
                 zero=True,
                 names=[part.robust.name for part in parts],
             )

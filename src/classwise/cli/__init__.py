@@ -108,7 +108,7 @@ def _print_usage_error(error: Any) -> None:
         say(message)
         return
     cause, param = error.__cause__, getattr(error, "param", None)
-    if param is not None and hasattr(cause, "errors"):  # of pydantic, which knows the value
+    if param is not None and hasattr(cause, "errors"):  # a pydantic error, which contains the value
         first = cause.errors()[0]
         problem = first["msg"].removeprefix("Value error, ").removeprefix("Input ").partition(", unable")[0]
         name = " / ".join(param.opts)

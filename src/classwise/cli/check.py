@@ -65,7 +65,7 @@ def check(
         bool,
         typer.Option(
             "--confident",
-            help="Require limits to hold at the less favorable end of the 95% interval too.",
+            help="Also require limits to hold at the less favorable end of the 95% interval.",
             rich_help_panel=LIMITS,
         ),
     ] = False,

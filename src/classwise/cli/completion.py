@@ -35,4 +35,4 @@ COMPLETIONS: dict[str, Callable[[str], list[str]]] = {
     "recipe": starting_with(_recipes),
     "rule": starting_with(lambda: get_args(RepairRule)),
 }
-"""By the name of the option."""
+"""Completion functions by option name."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from classwise.reporting.report import Worst
 
 WIDTH = None if sys.stdout.isatty() else 200
-"""Tables in files and pipes are not cut to the width of a terminal."""
+"""Width of tables in files and pipes, which have no terminal width."""
 OUT = Console(highlight=False, width=WIDTH)
 ERR = Console(stderr=True, highlight=False)
 LINE_SECONDS = 10.0
@@ -142,7 +142,7 @@ class ConsoleProgress(Progress):
         self.task, self.total, self.done = plain(task), total, done
         self.began = time.monotonic()
         self.printed = {None: self.began}
-        if ERR.is_interactive:  # a terminal that can move its cursor
+        if ERR.is_interactive:  # only if the terminal can move its cursor
             from classwise.cli.live_view import LiveView
 
             self.close()

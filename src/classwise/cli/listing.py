@@ -15,7 +15,7 @@ from classwise.cli.registry_source import entries, nested_names
 
 
 class Kind(StrEnum):
-    """What to list."""
+    """Kinds of names to list."""
 
     ATTACKS = "attacks"
     METHODS = "methods"

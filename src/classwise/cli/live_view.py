@@ -34,11 +34,11 @@ WEAKEST = 20
 REFRESHES = 2
 """Refreshes per second."""
 ROOMY = 72
-"""Columns of a terminal that also shows counts and the elapsed time."""
+"""Minimum width of a terminal at which counts and the elapsed time are shown."""
 NAME = 16
-"""Columns of a class name."""
+"""Width of a class name in characters."""
 BAR = 8
-"""Columns of the bar of a class."""
+"""Width of the bar of a class in characters."""
 GAP = "  "
 
 

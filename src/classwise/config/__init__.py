@@ -1,1 +1,1 @@
-"""What users write: options, specs, plug-ins and recipes. Imports ``core`` and ``storage``; no torch."""
+"""User input: options, specs, plug-ins and recipes. Imports ``core`` and ``storage``; no torch."""

@@ -1,4 +1,4 @@
-"""What ``evaluate``, ``train`` and ``repair`` accept: every option once, with its type, default, unit and description.
+"""The options of ``evaluate``, ``train`` and ``repair``, each with its type, default, unit and description.
 
 The options of the command line and their help, the checks and the documentation of the Python functions, and the
 recorded command derive from these classes.
@@ -75,7 +75,7 @@ class Option:
     name: str
     about: About
     types: tuple[Any, ...]
-    """What it accepts besides None."""
+    """Types that it accepts besides None."""
     required: bool
     """Whether it has no default."""
     default: Any

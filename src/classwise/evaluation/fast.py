@@ -44,9 +44,9 @@ class Cascade:
     """The stages of an attack and the verdicts that they have filled so far."""
 
     stages: Mapping[str, Attack]
-    """In order, by the names of their columns."""
+    """Stages in order, by the names of their columns."""
     selects: Mapping[str, Selection]
-    """Which survivors each stage is run on."""
+    """The survivors that each stage attacks."""
     verdicts: Verdicts
     seed: int
 

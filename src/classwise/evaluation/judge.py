@@ -18,7 +18,7 @@ from classwise.core.threat import Ball
 from classwise.metrics.counts import Ints
 
 MAX_IMAGES = 500
-"""Images in one forward pass. In float32, 1500 images can take gigabytes of GPU memory."""
+"""Maximum number of images in one forward pass: in float32, 1500 images can take gigabytes of GPU memory."""
 
 
 def compute_logits(model: nn.Module, x: Tensor) -> Tensor:

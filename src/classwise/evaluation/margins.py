@@ -43,11 +43,11 @@ from classwise.storage.run_directory import versions
 _LOG = logging.getLogger(__name__)
 
 MOST_TARGETS = 19
-"""Wrong classes attacked by default; of more classes than that, the likeliest."""
+"""Maximum number of wrong classes attacked by default; of more, the likeliest."""
 FINGERPRINTED = 4
-"""Images whose logits are part of a table's fingerprint."""
+"""Number of images whose logits are part of a table's fingerprint."""
 AUDITED = 64
-"""Robust images on which all classes are attacked, where the search attacks fewer."""
+"""Number of robust images on which all classes are attacked if the search attacks fewer."""
 PROBABILITY_TOLERANCE = 1e-3
 """Tolerance: outputs between 0 and 1 whose rows sum to one within this are taken as probabilities."""
 

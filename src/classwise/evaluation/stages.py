@@ -45,7 +45,7 @@ class AttackParts:
     stages: Mapping[str, Attack]
     """Attacks of an ensemble, in order; empty for a single attack."""
     selects: Mapping[str, Selection]
-    """Which survivors each stage is run on."""
+    """The survivors that each stage attacks."""
 
     @classmethod
     def of(cls, key: str, spec: str, attack: Attack, num_classes: int) -> AttackParts:

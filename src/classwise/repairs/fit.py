@@ -25,9 +25,9 @@ from classwise.storage.margins import Margins
 RULES: tuple[RepairRule, ...] = get_args(RepairRule)
 FOLDS = 5
 LEAST = 2 * FOLDS
-"""Images that a fit requires of each class."""
+"""Minimum number of images of each class."""
 REDRAWS = 200
-"""Bootstrap resamples of rho."""
+"""Number of bootstrap resamples of rho."""
 LEVEL = 0.05
 """Significance level of a lower rho."""
 _HALVINGS = 5

@@ -38,7 +38,7 @@ PENALTY = 20.0
 TYPICAL_CLASSES = 10
 """The penalty scales as 10 / K."""
 SOFTNESS = 4.0
-"""In standard errors of a class accuracy."""
+"""Width of the softening, in standard errors of a class accuracy."""
 _STEPS = 60
 
 

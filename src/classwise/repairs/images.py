@@ -107,7 +107,7 @@ def check_disjoint(data: Any, fitting: FittingImages, progress: Progress) -> Non
         return
     try:
         images = load_data(data, split=TEST, progress=progress)
-    except InputError:  # without a test split there is nothing to compare with
+    except InputError:  # no test split to compare with
         return
     _check_disjoint(images, fitting)
 

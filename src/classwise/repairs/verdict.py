@@ -30,7 +30,7 @@ from classwise.reporting.repair import ClassOutcome, OnTest
 from classwise.storage.verdicts import NATURAL, Verdicts
 
 MOST_LISTED = 50
-"""Classes up to which the change in errors is reported for every pair."""
+"""Maximum number of classes for which the change in errors is reported for every pair."""
 _ALARMING = ("warning", "error")
 
 
@@ -119,7 +119,7 @@ def compare_on_test(before: ModelResult, after: ModelResult) -> OnTest:
 
 
 def _errors_removed(before: Verdicts, after: Verdicts, key: str, num_classes: int) -> list[list[int]]:
-    """How many fewer images of each class (row) are predicted as another (column)."""
+    """Return the decrease in the number of images of each class (row) that are predicted as another (column)."""
     if num_classes > MOST_LISTED:
         return []
     first, second = (

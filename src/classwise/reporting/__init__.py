@@ -1,6 +1,6 @@
 """Reports, comparisons, charts and pages, computed from verdicts.
 
-Imports ``core``, ``config``, ``storage`` and ``metrics``; no torch, and nothing that computes.
+Imports ``core``, ``config``, ``storage`` and ``metrics``; no torch, and no package that evaluates or trains.
 """
 
 from classwise.reporting.comparison import Comparison, compare

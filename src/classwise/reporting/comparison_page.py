@@ -111,7 +111,7 @@ def _models(rows: Sequence[Row], links: Mapping[str, str]) -> Grid:
 
 
 def _changes(rows: Sequence[Row], classes: Sequence[str]) -> Grid:
-    """By class; of many classes those with the smallest p-values, or without tests the weakest of the baseline."""
+    """Table of changes by class; of many classes those with the smallest p-values, else the baseline's weakest."""
     baseline, *others = rows
     lowest = [charts.marked(row.shares, row.worst) for row in rows]
     changes = [{part.label: part for part in row.changes} for row in others]

@@ -51,7 +51,7 @@ class AuditInfo(Part):
 
 
 class AttackInfo(Part):
-    """One attack: its settings and its cost."""
+    """Settings and cost of one attack."""
 
     spec: str
     settings: str
@@ -65,7 +65,7 @@ class AttackInfo(Part):
     """Forward and backward passes of single images, without the final check of each result."""
     by_class: list[ClassEffort] = Field(default_factory=list)
     stages: list[StageInfo] = Field(default_factory=list)
-    """In the order in which they ran; empty for an attack without stages."""
+    """Stages in the order in which they ran; empty for an attack without stages."""
     audit: AuditInfo | None = None
     """None for an attack without an audit."""
     strongest: str | None = None

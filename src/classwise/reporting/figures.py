@@ -185,7 +185,7 @@ class Picture:
     """An image with its caption."""
 
     png: str
-    """As ``png`` writes it."""
+    """PNG in base 64, as from ``png``."""
     alt: str
     caption: str
 

@@ -24,7 +24,7 @@ from classwise.storage.files import read_json, write_json, write_text
 from classwise.storage.verdicts import NATURAL
 
 MOST_LISTED = 20
-"""Classes that a table lists; of more, those that changed the most."""
+"""Maximum number of classes that a table lists; of more, those that changed the most."""
 
 
 class FittedOn(Part):
@@ -127,14 +127,14 @@ class RepairReport(Part):
     search: dict[str, Any] = Field(default_factory=dict)
     """Settings of the margin search."""
     biases: list[float] | None = None
-    """Added to the logits, by class; None for methods other than bias."""
+    """Biases added to the logits, by class; None for methods other than bias."""
     layer: str | None = None
-    """The layer that holds them; None if the model is wrapped, and for other methods."""
+    """The layer that holds the biases; None if the model is wrapped, and for other methods."""
     weight: float | None = None
     """Weight of the selected point of the frontier; 0 for the unchanged model."""
     selected: FrontierPoint | None = None
     frontier: list[FrontierPoint] = Field(default_factory=list)
-    """From the unchanged model to the largest weight of the worst class."""
+    """Points from the unchanged model to the largest weight of the worst class."""
     fitting_before: Accuracies | None = None
     """The original model on the fitting images, by the margin matrix."""
     cross_validated: Accuracies | None = None
@@ -183,7 +183,7 @@ class RepairReport(Part):
         if self.selected is not None and self.frontier:
             smooth = f" (smoothed: {self.frontier[0].worst:.1f}% to {self.selected.worst:.1f}%)"
         return [
-            f"Fitted{where}, {self.choice}. Cross-validated robust accuracy: the worst class goes from "
+            f"Fitted{where}, {self.choice}. Cross-validated robust accuracy: the worst class changes from "
             f"{_worst(before.robust)} to {_worst(after.robust)}{smooth}, the average from {_overall(before.robust)} to "
             f"{_overall(after.robust)}, "
             f"natural accuracy from {_overall(before.natural)} to {_overall(after.natural)}."
@@ -204,11 +204,12 @@ class RepairReport(Part):
             f"{_number(found.corrupted_after)}%"
         )
         return [
-            f"On {found.data} under {found.attack} the worst class goes from {share(found.worst_before, '%')} "
+            f"On {found.data} under {found.attack} the worst class changes from {share(found.worst_before, '%')} "
             f"({found.worst_before.name}) to {share(found.worst_after, '%')} ({found.worst_after.name}); the average "
             f"changes by {found.average_change:+.1f} points to {share(found.average_after, '%')}{p}.{rho}",
-            f"Natural accuracy goes from {share(found.natural_before, '%')} to {share(found.natural_after, '%')}, the "
-            f"calibration error (ECE) from {_number(found.ece_before)}% to {_number(found.ece_after)}%{corruptions}.",
+            f"Natural accuracy changes from {share(found.natural_before, '%')} to {share(found.natural_after, '%')}, "
+            f"the calibration error (ECE) from {_number(found.ece_before)}% to {_number(found.ece_after)}%"
+            f"{corruptions}.",
             f"Significant changes of robust accuracy (p < {SIGNIFICANT:g}): {points} points."
             if points
             else "No class changes significantly.",

@@ -124,7 +124,7 @@ class ReportData(Part):
     corruptions: Corruptions | None = None
     sanity: Sanity = Sanity()
     allocation: AllocationInfo | None = None
-    """Of adaptive evaluation; None if all examples were attacked."""
+    """Result of adaptive evaluation; None if all examples were attacked."""
 
     command: str | None = None
     """The command that reproduces the report."""
@@ -246,11 +246,11 @@ class Row(Part):
     cv: float | None
     mcd: float | None
     rho: float | None
-    """Against the baseline; null for the baseline itself."""
+    """rho against the baseline; null for the baseline itself."""
     change: Change | None
-    """Overall; null for the baseline, and if the two were not measured on the same examples."""
+    """Overall change; null for the baseline, and if the two were not measured on the same examples."""
     changes: list[ClassChange]
-    """By class; empty if ``change`` is null."""
+    """Changes by class; empty if ``change`` is null."""
 
     @property
     def shares(self) -> list[float | None]:

@@ -10,7 +10,7 @@ from classwise.reporting.part import Part
 
 Severity = Literal["info", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
-"""In increasing order."""
+"""Severities in increasing order."""
 
 
 class Finding(Part):

@@ -15,7 +15,7 @@ class Cell:
     small: str = ""
     css: str = ""
     value: Any = None
-    """What sorting compares."""
+    """Sort key."""
     tip: str = ""
     span: int = 1
     link: str = ""

@@ -20,7 +20,7 @@ SELECTED = {
     "sample": "a sample",
     "doubtful": "all, if the fallback is triggered",
 }
-"""Which examples a stage attacks."""
+"""Texts for the examples that a stage attacks."""
 
 
 def report_verdict(report: ReportData) -> str:

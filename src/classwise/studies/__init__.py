@@ -18,7 +18,7 @@ from classwise.core.errors import InputError, unknown
 
 
 class Evaluation(BaseModel):
-    """How a run is evaluated."""
+    """Evaluation settings of a run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -104,7 +104,7 @@ def test_nothing_flipped() -> None:
     kept = verdicts([0, 1, 2], [0, 1, 2])
     found = homing_matrix("model", "pgd", ["a", "b", "c"], kept, dict.fromkeys(range(3), kept))
     assert found.overall.value is None
-    assert found.finding == "pgd flips no example, so no error can be corrected."
+    assert found.finding == "No example is misclassified under pgd, so no error can be corrected."
     assert len(found.figures()) == 2
 
 

@@ -255,7 +255,7 @@ def test_the_page_and_the_sentences(repair: Repair, fixed: Path) -> None:
     assert "Expected and measured accuracy" in page
     sentences = " ".join(repair.report.sentences())
     assert sentences.startswith("Fitted on 150 images of digits/train (validation images of the run), rule worst.")
-    assert "On digits/test under cw-pgd the worst class goes from" in sentences
+    assert "On digits/test under cw-pgd the worst class changes from" in sentences
     assert repair.report.test is not None
     assert f"{repair.report.test.worst_after.value:.1f}%" in sentences
 

@@ -17,12 +17,12 @@ from classwise.reporting.sanity import Probes
 from classwise.storage.verdicts import NATURAL
 
 NATURAL_SAMPLE = 200
-"""Images, correctly classified or not, on which other input scales are tried."""
+"""Number of images, correctly classified or not, on which other input scales are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """The measurements, or why there are none."""
+    """The measurements, or the reason why there are none."""
 
     probes: Probes | None = None
     failure: str | None = None

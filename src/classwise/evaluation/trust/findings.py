@@ -267,7 +267,7 @@ def _not_attacked(verdicts: Verdicts, classes: Sequence[str]) -> Iterator[Findin
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """How often something was seen in each class (label, count, n), and the allowed fraction."""
+    """Counts of an observation by class (label, count, n), and the allowed fraction."""
 
     parts: list[tuple[int, int, int]]
     allowed: float

@@ -47,9 +47,9 @@ from classwise.reporting.sanity import (
 )
 
 SAMPLE, LARGEST_SAMPLE = 40, 100
-"""Number of images: the first, or one of each class up to the second."""
+"""Number of images: the first value, or one of each class up to the second."""
 STEPS, SHOWN = 10, (0, 1, 2, 5, 10)
-"""Attack steps, and the steps after which the loss is reported."""
+"""Number of attack steps, and the steps after which the loss is reported."""
 GROWTH = 4
 """Ratio of successive radii, up to the radius that contains every image."""
 QUERIES = 60
@@ -156,7 +156,7 @@ def _probe_batch(problem: Problem, threat: Threat, queries: int, precision: floa
 def _check_gradient(
     problem: Problem, threat: Threat, gradient: Tensor, clean_loss: Tensor, resolution: Tensor
 ) -> Measured:
-    """Check whether there is a gradient, whether a small step along it raises the loss, and whether a large one breaks.
+    """Check for a gradient, whether a small step along it raises the loss, and whether a large one breaks the image.
 
     To first order the loss changes by at most radius * dual norm within the ball. A change below the last bit of a
     logit counts as none, and a change of a few bits cannot be checked.

@@ -34,7 +34,7 @@ class Case:
     threat: Threat
     rule: RepairRule = "rho"
     floor: float | None = None
-    """As a share; replaces the rule."""
+    """Minimum accuracy of the worst class, as a fraction; replaces the rule."""
     seed: int = 0
     batch_size: int | None = None
     engine: EngineName = "auto"
