@@ -76,16 +76,16 @@ EVALUATION = (
     Variant("no bfloat16", (float32_body,)),
     Variant("no folding", (changed(optimized_copy, "_WAYS", ("as it is",)),)),
     Variant("no fused kernels", (changed(optimized_copy, "_WAYS", ("folded", "as it is")),)),
-    Variant("first layer in float32, not in two halves", (changed(optimized_copy, "can_split_input", never),)),
+    Variant("first layer in float32, not in two bfloat16 parts", (changed(optimized_copy, "can_split_input", never),)),
     Variant("no channels last", (changed(torch, "channels_last", torch.contiguous_format),)),
     Variant("no CUDA graphs", (changed(cuda_graphs, "MAX_BATCH", 0), changed(optimized_copy, "MAX_BATCH", 0))),
     Variant(
-        "CUDA graphs of passes, not of whole steps",
+        "CUDA graphs of passes only, not of whole steps",
         (changed(optimized_copy.FoldedCopy, "repeat_steps", OptimizedCopy.repeat_steps),),
     ),
-    Variant("no targets side by side", (changed(gradient, "CAPACITY", {False: 1, True: 1}),)),
-    Variant("Square does not run ahead", (changed(square, "CAPACITY", {False: 0, True: 0}),)),
-    Variant("targets by their logits", (changed(CosinePGD, "target_order", gradient.GradientAttack.target_order),)),
+    Variant("targets one by one, not in parallel", (changed(gradient, "CAPACITY", {False: 1, True: 1}),)),
+    Variant("Square evaluates proposals one by one", (changed(square, "CAPACITY", {False: 0, True: 0}),)),
+    Variant("targets sorted by logits", (changed(CosinePGD, "target_order", gradient.GradientAttack.target_order),)),
 )
 
 
@@ -137,19 +137,21 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 TRAINING = (
     Variant("all optimizations"),
     Variant("no torch.compile", (changed(compiled, "compiled", uncompiled),)),
-    Variant("two passes instead of a pair", (changed(compiled.StepModel, "both", None),)),
+    Variant(
+        "two passes for natural and adversarial images instead of one", (changed(compiled.StepModel, "both", None),)
+    ),
     Variant("no folding in the attack", (changed(optimized_copy, "_WAYS", ("as it is",)),)),
     Variant("no fused kernels in the attack", (changed(optimized_copy, "_WAYS", ("folded", "as it is")),)),
     Variant(
-        "shortcuts with their stride",
+        "strided convolutions in the shortcuts",
         (changed(folding, "is_strided_pointwise", never), changed(model_views, "is_strided_pointwise", never)),
     ),
     Variant(
-        "first layer in float32, not in two halves",
+        "first layer in float32, not in two bfloat16 parts",
         (changed(optimized_copy, "can_split_input", never), changed(model_views, "can_split_input", never)),
     ),
     Variant("kernels selected by cuDNN's heuristic", (changed(compiled, "benchmarked_kernels", nullcontext),)),
-    Variant("logits by cuBLAS", (changed(optimized_copy, "FEW_OUTPUTS", 0),)),
+    Variant("last layer by cuBLAS", (changed(optimized_copy, "FEW_OUTPUTS", 0),)),
     Variant("no fused losses and steps", (changed(compiled, "fusing", nullcontext),)),
     Variant("float32", engine="fp32"),
     Variant("no CUDA graph, no optimized copy: eager bf16", engine="eager-bf16"),
@@ -159,7 +161,7 @@ TRAINING = (
 
 def training(batch_size: int, steps: int, model: str, only: list[str]) -> None:
     """Time steps of TRADES with PGD-10 on images of the size of CIFAR-10."""
-    print(row("variant", "ms a step", "s for 50,000 images", "warm-up, s"))
+    print(row("variant", "ms per step", "s for 50,000 images", "warm-up, s"))
     for variant in chosen(TRAINING, only):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
             each, warmup = alone.submit(step_time, variant.name, batch_size, steps, model).result()

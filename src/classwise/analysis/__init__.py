@@ -48,9 +48,9 @@ class Analysis:
 
     @property
     def runs(self) -> str:
-        """The number of runs in words."""
+        """The accepted number of runs as text."""
         if self.least == self.most:
-            return "one" if self.most == 1 else str(self.most)
+            return str(self.most)
         return f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
 
 

@@ -45,7 +45,7 @@ TARGETS = 9
 
 @dataclass(frozen=True, kw_only=True)
 class AutoAttack(BallAttack):
-    """AutoAttack (Croce & Hein 2020): APGD, FAB and Square Attack, each on the survivors of the previous ones."""
+    """AutoAttack (Croce & Hein 2020): APGD, FAB and Square Attack, each on the survivors of the previous attacks."""
 
     version: Version = "standard"
     attacks: Names | None = None
@@ -94,7 +94,7 @@ class AutoAttack(BallAttack):
 
 
 def in_turn(stages: Callable[[int], Mapping[str, BallAttack]], problem: Problem) -> Tensor:
-    """Run the stages for the model's number of classes on one batch, each on the survivors of the previous ones."""
+    """Run the stages for the model's number of classes on one batch, each on the survivors of the previous stages."""
     result = problem.ball.center.clone()
     rows = torch.arange(len(problem), device=result.device)
     natural = problem.logits(result)

@@ -88,8 +88,8 @@ def _methods() -> list[Listing]:
         for name, kind in POLICIES.items()
     ]
     return [
-        Listing("objective =", objectives, ["name", "paper", "passes per image", "settings", "description"]),
-        Listing("policy =", policies, ["name", "paper", "controls", "statistics", "settings", "description"]),
+        Listing("objectives", objectives, ["name", "paper", "passes per image", "settings", "description"]),
+        Listing("policies", policies, ["name", "paper", "controls", "statistics", "settings", "description"]),
         Listing("policies (rows) that work with objectives (columns)", matrix, ["", *built], named=False),
     ]
 

@@ -162,7 +162,7 @@ def test_analyze_and_study(tmp_path: Path) -> None:
     assert (code, json.loads(out)["model"]) == (0, "one")
     for arguments, line in (
         (["confussion", run], "did you mean 'confusion'"),
-        (["confusion", run, run], "must be one, got 2"),
+        (["confusion", run, run], "must be 1, got 2"),
         (["confusion", tmp_path / "nowhere"], "no such run directory"),
         (["confusion", run, "-o", "run=x"], "unknown setting of confusion: 'run'"),
         (["confusion", run, "-o", "attack=square"], "unknown result 'square'"),
