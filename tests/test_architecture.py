@@ -174,3 +174,19 @@ def test_only_registries_name_methods() -> None:
         if package(module) in {"training", "evaluation", "reporting", "metrics", "api", "config"}:
             used = {node.id for node in ast.walk(syntax(module)) if isinstance(node, ast.Name)}
             assert not used & methods, f"{module} names {sorted(used & methods)}"
+
+
+def test_slow_list_names_existing_tests() -> None:
+    """``make slow`` rewrites the list; a renamed test must not leave it silently."""
+    tests = Path(__file__).parent
+    known = {folder.name for folder in tests.iterdir() if folder.is_dir()}
+    for path in tests.rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                known |= {
+                    f"{path.name}::{node.name}::{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)
+                }
+            elif isinstance(node, ast.FunctionDef):
+                known.add(f"{path.name}::{node.name}")
+    listed = (tests / "slow.txt").read_text(encoding="utf-8").split()
+    assert not sorted(set(listed) - known), "not the names of tests"
