@@ -431,7 +431,7 @@ def test_masked_gradients_are_a_warning(model: nn.Module) -> None:
 
     report = cw.evaluate(Masked(), "digits", attacks=["pgd:steps=2"], eps=EPS)
     assert {finding.severity for finding in report.sanity.findings} == {"warning"}
-    assert report.sanity.findings[0].text.startswith("At 40 of 40 natural images the gradient is zero or not finite")
+    assert report.sanity.findings[0].text.startswith("On 40 of 40 natural images the gradient is zero or not finite")
     assert not cw.evaluate(model, "digits", attacks=["pgd:steps=2"], eps=EPS).sanity.findings
 
     class Rounded(Masked):
