@@ -187,7 +187,7 @@ def round_values(low: float, high: float) -> list[float]:
 
 
 def short(name: str, letters: float) -> str:
-    """Return a name as one line of at most so many letters, without characters that XML forbids.
+    """Return a name as one line of at most ``letters`` letters, without characters that XML forbids.
 
     >>> short("a very long name", 8)
     'a very …'
