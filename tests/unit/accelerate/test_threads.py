@@ -76,7 +76,7 @@ def test_training_restores_the_number_of_threads(tmp_path) -> None:
 
     handle = torch.nn.modules.module.register_module_forward_pre_hook(watch)
     try:
-        cw.train("digits/standard", out=tmp_path / "run", epochs=1, loggers=[Watching()])
+        cw.train("digits/standard", out=tmp_path / "run", epochs=1, loggers=[Watching()], device="cpu")
     finally:
         handle.remove()
     assert during == {1}
