@@ -2,12 +2,15 @@
 
 For every method and seed: train the recipe, evaluate it with margins, repair it, evaluate the repairs. Reports,
 verdicts, margins and repairs, but no weights, are copied to OUT/kept as soon as they exist, so a run can be stopped at
-any time. With --minutes, no training starts that would exceed the time limit.
+any time. With --minutes, no training starts that would exceed the time limit. With --weights, a finished model is
+repaired instead, on the training split: for methods that use training images.
 
     python benchmarks/repair_methods.py --data digits --seeds 0,1,2 --out runs/repair-digits
     python benchmarks/repair_methods.py --data cifar10 --methods trades --minutes 9 --out runs/repair-cifar10 \
         -o epochs=60 -o batch_size=512 -o schedule.milestones='[45, 55]' -o ema=0.999
 
+    python benchmarks/repair_methods.py --data cifar10 --model resnet18 --weights trades.safetensors --eps 8/255 \
+        --repairs norms,head-sam,retrain --out runs/repair-checkpoint
     python benchmarks/repair_methods.py --from results/repair-digits      # only the table, from kept files
 """
 
@@ -27,7 +30,7 @@ from classwise.core.errors import InputError
 from classwise.reporting.repair import RepairReport, load_repair
 
 METHODS = ("trades", "wat", "csl", "cfa", "dafa", "frl-rwrm")
-REPAIRS = ("bias", "norms", "head-sam", "retrain", "finetune:how=faal", "finetune:how=spectral")
+REPAIRS = ("bias", "norms", "head-sam", "finetune:how=spectral", "finetune:how=faal", "retrain")
 KEPT = (
     "run.json",
     "report.json",
@@ -52,15 +55,28 @@ def make(given: argparse.Namespace, method: str, seed: int, first: bool) -> None
     eps = run.recipe.eps
     cw.evaluate(model, given.data, attacks=[given.attack], eps=eps, out=model, margins=True, resume=True)
     keep(given.out, model)
-    for repair in REPAIRS if first else REPAIRS[:1]:
+    repairs = given.repairs.split(",") if first else ["bias"]
+    repair_each(given, place, repairs, seed, model=model)
+
+
+def repair_each(given: argparse.Namespace, place: Path, repairs: list[str], seed: int, **model: Any) -> None:
+    """Repair one model by several methods."""
+    evaluated: Path | None = None
+    for repair in repairs:
         for name, choice in choices(given, repair):
             out = place / name
+            if evaluated is not None and not (out / "original").exists():
+                shutil.copytree(evaluated, out / "original")  # the same evaluation of the same model
+                (out / "run.json").write_text("{}", encoding="utf-8")  # marks the directory as a run
             try:
                 attacks = [given.attack, *given.also]
-                cw.repair(model, given.data, method=repair, attacks=attacks, out=out, seed=seed, resume=True, **choice)
+                cw.repair(
+                    data=given.data, method=repair, attacks=attacks, out=out, seed=seed, resume=True, **model, **choice
+                )
             except InputError as error:
-                print(f"{method} seed {seed} {name}: {error}")
+                print(f"{place.relative_to(given.out)} {name}: {error}")
                 continue
+            evaluated = evaluated or out / "original"
             keep(given.out, out)
 
 
@@ -130,6 +146,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="data set and folder of the recipes: digits, cifar10, ...")
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--repairs", default=",".join(REPAIRS), help="repair methods of the first training method")
+    parser.add_argument("--model", default="resnet18", help="architecture of --weights")
+    parser.add_argument("--weights", type=Path, help="repair this finished model instead of training")
+    parser.add_argument("--eps", default="8/255", help="radius for --weights")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--floors", default="", help="also repair to these floors, as 25,30")
     parser.add_argument("--attack", default="fast")
@@ -147,6 +167,11 @@ def main() -> None:
     given.floors = [float(part) for part in given.floors.split(",") if part]
     began, longest = time.monotonic(), 0.0
     for seed in map(int, given.seeds.split(",")):
+        if given.weights is not None:
+            place = given.out / given.weights.stem / f"seed-{seed}"
+            model = {"model": given.model, "weights": given.weights, "eps": given.eps, "split": "train"}
+            repair_each(given, place, given.repairs.split(","), seed, **model)
+            continue
         for method in given.methods.split(","):
             left = float("inf") if given.minutes is None else 60 * given.minutes - (time.monotonic() - began)
             if longest > left:

@@ -1,15 +1,14 @@
 """Repair by class biases, over random splits of the images into fitting and held-out images.
 
-The margin matrix of all images of a split is computed once. For every number of fitting images per class and every
-seed, biases are fitted to random images and evaluated on the others by the same matrix; the frontier is evaluated at
-given losses of the average. With ``--attack``, some of the repaired models are attacked again on the held-out images,
-which validates the matrix. With ``--sweep``, one repaired model is attacked at other radii and under L2.
+The margin matrix of all images of a split is computed once, and models repaired on random images are attacked again on
+the others, which validates the matrix. With ``--sweep``, one repaired model is also attacked at other radii and under
+L2. Without ``--model``, the gain of the worst class at given losses of the average is computed from the matrix alone,
+for several numbers of fitting images and estimators.
 
-    python benchmarks/repair_study.py --model resnet18 --weights trades.safetensors --data cifar10 --eps 8/255 \
-        --attack fast --sweep --out runs/repair-trades
+    python benchmarks/repair_study.py --model resnet18 --weights trades.safetensors --data cifar10 --sweep --out OUT
+    python benchmarks/repair_study.py --out OUT
 
 The images of the test split are used only to measure the method; no model reported elsewhere is selected on them.
-The matrix is stored in OUT, so a second call does not search again.
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,15 @@ from torch import nn
 import classwise as cw
 from classwise.core.devices import pick_device
 from classwise.core.threat import Threat
-from classwise.data import ImageSet, balanced_split, load_data
+from classwise.data import ImageSet, balanced_split, balanced_subset, load_data
 from classwise.evaluation.margins import MarginSettings, find_margins
 from classwise.models.heads import with_biases
 from classwise.models.load import load_model
-from classwise.repairs.accuracy import ClassAccuracy
+from classwise.repairs.accuracy import ClassAccuracy, by_class
 from classwise.repairs.fit import Summary
 from classwise.repairs.frontier import WEIGHTS, Objective, frontier
 from classwise.storage.margins import Margins
+from classwise.storage.verdicts import Verdicts
 
 LOSSES = (0.3, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0)
 """Losses of the average, in points, at which the frontier is evaluated."""
@@ -91,38 +93,41 @@ def gains(margins: Margins, per_class: int, seeds: int, variant: dict[str, Any] 
     return {"worst_gain_at_loss": read, "sd_worst": float(spread[near, 1]), "sd_average": float(spread[near, 0])}
 
 
-def attacked(model: nn.Module, images: ImageSet, attack: str, eps: str, norm: str = "Linf") -> Summary:
-    """Return the robust accuracies of a model under a new attack, as fractions."""
-    report = cw.evaluate(model, images, attacks=[attack], eps=eps, norm=norm)
-    parts = report[report.strongest].by_class
-    values = np.array([np.nan if one.value is None else one.value for one in parts])
-    return Summary.of(values / 100, np.array([one.n for one in parts]))
+def attacked(model: nn.Module, images: ImageSet, attack: str, eps: str, norm: str = "Linf") -> Verdicts:
+    """Attack a model and return the verdicts."""
+    with TemporaryDirectory() as out:
+        cw.evaluate(model, images, attacks=[attack], eps=eps, norm=norm, out=out)
+        return Verdicts.load(Path(out) / "verdicts.parquet")[0]
+
+
+def summarize(verdicts: Verdicts, num_classes: int) -> Summary:
+    """Return the robust accuracies."""
+    accuracy = by_class(verdicts.survived().astype(float), verdicts.label, num_classes)
+    return Summary.of(accuracy, np.bincount(verdicts.label, minlength=num_classes))
 
 
 def validate(
-    model: nn.Module, images: ImageSet, margins: Margins, per_class: int, seeds: int, attack: str, eps: str, loss: float
-) -> list[dict[str, Any]]:
-    """Return expected and measured accuracies at a loss of the average, under a new attack on the held-out images."""
-    found = []
-    for seed in range(seeds):
+    model: nn.Module, images: ImageSet, margins: Margins, per_class: int, given: argparse.Namespace, before: Verdicts
+) -> Iterator[dict[str, Any]]:
+    """Yield expected and measured accuracies at a loss of the average, under a new attack on the held-out images."""
+    x = torch.from_numpy(np.array(images.images[:8])).float() / 255
+    for seed in range(given.attack_seeds):
         other, fitted = balanced_split(margins.label, per_class, seed, margins.num_classes)
-        biases = biases_at_loss(margins.take(fitted), loss)
-        x = torch.from_numpy(np.array(images.images[:8])).float() / 255
+        biases = biases_at_loss(margins.take(fitted), given.loss)
         repaired, _ = with_biases(model, torch.from_numpy(biases.astype(np.float32)), x)
-        held_out = images.take(other)
-        before, after = attacked(model, held_out, attack, eps), attacked(repaired, held_out, attack, eps)
-        matrix = counted(margins.take(other), biases)
-        found.append(
-            {
-                "seed": seed,
-                "before": percent(before),
-                "after": percent(after),
-                "by_matrix": percent(matrix),
-                "fitted": percent(counted(margins.take(fitted), biases)),
-                "biases": biases.round(4).tolist(),
-            }
-        )
-    return found
+        after = attacked(repaired, images.take(other), given.attack, given.eps)
+        matrix = ClassAccuracy.of(margins.attacked[other], margins.label[other], bandwidth=0).values(biases)
+        measured = by_class(after.survived().astype(float), after.label, margins.num_classes)
+        yield {
+            "seed": seed,
+            "before": percent(summarize(before.take(other), margins.num_classes)),
+            "after": percent(summarize(after, margins.num_classes)),
+            "by_matrix": percent(counted(margins.take(other), biases)),
+            "fitted": percent(counted(margins.take(fitted), biases)),
+            "by_class": (100 * measured).round(2).tolist(),
+            "matrix_minus_measured": (100 * (matrix - measured)).round(2).tolist(),
+            "biases": biases.round(4).tolist(),
+        }
 
 
 def biases_at_loss(fitting: Margins, loss: float) -> np.ndarray:
@@ -141,29 +146,54 @@ def percent(summary: Summary) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print and save ``repair-study.json``."""
+    """Measure, print and add to ``repair-study.json``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model", help="model spec; without it, gains are computed from the margins in OUT")
     parser.add_argument("--weights", type=Path)
-    parser.add_argument("--data", required=True)
+    parser.add_argument("--data")
     parser.add_argument("--split", default="test")
     parser.add_argument("--eps", default="8/255")
-    parser.add_argument("--per-class", default="50,100,300", help="fitting images per class")
     parser.add_argument("--images-per-class", type=int, help="use only this many images of each class")
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--attack", help="attack repaired models again, for example fast")
-    parser.add_argument("--attack-seeds", type=int, default=5)
+    parser.add_argument("--attack", default="fast")
+    parser.add_argument("--attack-seeds", type=int, default=5, help="splits whose repaired models are attacked")
+    parser.add_argument("--attack-per-class", default="300", help="fitting images per class of the attacked models")
     parser.add_argument("--loss", type=float, default=0.8, help="loss of the average at which models are attacked")
     parser.add_argument("--sweep", action="store_true", help="also attack at other radii and under L2")
+    parser.add_argument("--per-class", default="50,100,300", help="fitting images per class of the gains")
+    parser.add_argument("--seeds", type=int, default=20, help="splits of the gains")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    file = given.out / "repair-study.json"
+    results = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    parts: Iterable[dict[str, Any]]
+    if given.model is None:
+        parts = [{"gains": all_gains(Margins.load(given.out / "margins.parquet"), given)}]
+    elif given.data is None:
+        parser.error("--model needs --data")
+    else:
+        parts = attack_repairs(given)
+    for part in parts:
+        results |= part
+        file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def all_gains(margins: Margins, given: argparse.Namespace) -> dict[str, Any]:
+    """Return the gains of every estimator and number of fitting images, from the matrix alone."""
+    found: dict[str, Any] = {}
+    for per_class in map(int, given.per_class.split(",")):
+        for name, variant in {"proportional": None, **VARIANTS}.items():
+            one = gains(margins, per_class, given.seeds, variant)
+            found.setdefault(str(per_class), {})[name] = one
+            print(per_class, name, {loss: round(gain, 2) for loss, gain in one["worst_gain_at_loss"].items()})
+    return found
+
+
+def attack_repairs(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Search the margins, then attack the original and the repaired models. Yields each finished part."""
     images = load_data(given.data, split=given.split)
     if given.images_per_class is not None:
-        known = len(images.classes or ()) or int(images.labels.max()) + 1
-        rows = np.concatenate(
-            [np.flatnonzero(images.labels == label)[: given.images_per_class] for label in range(known)]
-        )
-        images = images.take(np.sort(rows))
+        known = int(images.labels.max()) + 1
+        images = images.take(balanced_subset(images.labels, given.images_per_class, known, seed=0))
     classes = None if images.classes is None else len(images.classes)
     sizes = {"num_classes": classes, "in_channels": images.images.shape[1]}
     model = load_model(given.model, weights=given.weights, **sizes).to(pick_device(None))
@@ -171,7 +201,7 @@ def main() -> None:
     began = time.perf_counter()
     file = given.out / "margins.parquet"
     margins = find_margins(model, images, np.arange(len(images)), threat, settings=MarginSettings(), file=file)
-    results: dict[str, Any] = {
+    yield {
         "model": given.model if given.weights is None else given.weights.name,
         "data": f"{images.name}/{images.split}",
         "n": len(margins),
@@ -179,49 +209,42 @@ def main() -> None:
         "seconds_margins": round(time.perf_counter() - began, 2),
         "device": str(pick_device(None)),
         "before": percent(counted(margins, np.zeros(margins.num_classes))),
-        "gains": {},
     }
-    smallest = int(np.bincount(margins.label).min())
-    for per_class in map(int, given.per_class.split(",")):
-        if per_class >= smallest:
-            continue
-        for name, variant in {"proportional": None, **VARIANTS}.items():
-            found = gains(margins, per_class, given.seeds, variant)
-            results["gains"].setdefault(str(per_class), {})[name] = found
-            print(per_class, name, {loss: round(gain, 2) for loss, gain in found["worst_gain_at_loss"].items()})
-    if given.attack:
-        per_class = max(one for one in map(int, given.per_class.split(",")) if one < smallest)
-        results["attacked"] = {
-            "attack": given.attack,
-            "per_class": per_class,
+    if given.attack_seeds:
+        before = attacked(model, images, given.attack, given.eps)
+        part: dict[str, Any] = {
+            "name": given.attack,
             "loss": given.loss,
-            "splits": validate(
-                model, images, margins, per_class, given.attack_seeds, given.attack, given.eps, given.loss
-            ),
+            "before": percent(summarize(before, margins.num_classes)),
         }
-        for one in results["attacked"]["splits"]:
-            print(one["seed"], one["before"], one["after"], "matrix", one["by_matrix"], "fitted", one["fitted"])
-    if given.sweep:
-        results["sweep"] = sweep(model, images, margins, given)
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "repair-study.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        for per_class in map(int, given.attack_per_class.split(",")):
+            part[str(per_class)] = []
+            for one in validate(model, images, margins, per_class, given, before):
+                part[str(per_class)].append(one)
+                print(per_class, one["before"], one["after"], "matrix", one["by_matrix"], "fitted", one["fitted"])
+                yield {"attack": part}
+    found: list[dict[str, Any]] = []
+    for one in sweep(model, images, margins, given) if given.sweep else ():
+        found.append(one)
+        print(one)
+        yield {"sweep": found}
 
 
-def sweep(model: nn.Module, images: ImageSet, margins: Margins, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Attack one repaired model at other radii and under L2, on held-out images."""
-    per_class = max(one for one in map(int, given.per_class.split(",")) if one < int(np.bincount(margins.label).min()))
+def sweep(model: nn.Module, images: ImageSet, margins: Margins, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Attack one repaired model at other radii and under L2, on 300 held-out images of each class."""
+    per_class = int(given.attack_per_class.split(",")[0])
     other, fitted = balanced_split(margins.label, per_class, 0, margins.num_classes)
     biases = biases_at_loss(margins.take(fitted), given.loss)
     x = torch.from_numpy(np.array(images.images[:8])).float() / 255
     repaired, _ = with_biases(model, torch.from_numpy(biases.astype(np.float32)), x)
-    held_out = images.take(other)
+    held_out = images.take(other[balanced_subset(margins.label[other], 300, margins.num_classes, seed=0)])
     radii = [(f"{n}/255", "Linf") for n in (2, 4, 6, 8, 10, 12)] + [("0.25", "L2"), ("0.5", "L2"), ("1.0", "L2")]
-    found = []
     for eps, norm in radii:
-        before, after = (attacked(one, held_out, given.attack or "fast", eps, norm) for one in (model, repaired))
-        found.append({"eps": eps, "norm": norm, "before": percent(before), "after": percent(after)})
-        print(norm, eps, percent(before), percent(after))
-    return found
+        before, after = (
+            percent(summarize(attacked(one, held_out, given.attack or "fast", eps, norm), margins.num_classes))
+            for one in (model, repaired)
+        )
+        yield {"eps": eps, "norm": norm, "before": before, "after": after}
 
 
 if __name__ == "__main__":

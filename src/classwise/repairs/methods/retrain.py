@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from classwise.accelerate import release_memory, search_model
 from classwise.attacks import PGD
 from classwise.config.spec import Number
 from classwise.core.model_calls import device_of
@@ -86,11 +87,15 @@ class Retrain:
         attack, kept = PGD(steps=self.steps).within(case.threat), []
         size = case.batch_size or self.batch_size
         case.progress.start("features of adversarial images", len(case.train))
+        searched = search_model(
+            model, next(ordered(case.images, case.train[:size], size, device_of(model)))[0], case.engine
+        )
         for x, y, index in ordered(case.images, case.train, size, device_of(model)):
-            x_adv = attack(model, x, y, generator=ExampleNoise(case.seed, index))
+            x_adv = attack(searched, x, y, generator=ExampleNoise(case.seed, index))
             kept.append((features_of(model, head, x_adv)[0].float(), y))
             case.progress.advance(len(y))
         case.progress.finish()
+        release_memory(searched)
         return torch.cat([some for some, _ in kept]), torch.cat([y for _, y in kept])
 
     def train(self, features: Tensor, labels: Tensor, head: nn.Linear, seed: int) -> nn.Linear:
