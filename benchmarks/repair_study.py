@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20, help="splits of the gains")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
     file = given.out / "repair-study.json"
     results = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     parts: Iterable[dict[str, Any]]
