@@ -7,6 +7,7 @@ for several numbers of fitting images and estimators.
 
     python benchmarks/repair_study.py --model resnet18 --weights trades.safetensors --data cifar10 --sweep --out OUT
     python benchmarks/repair_study.py --out OUT
+    python benchmarks/repair_study.py --tables results/repair-checkpoints      # only the tables, from kept files
 
 The images of the test split are used only to measure the method; no model reported elsewhere is selected on them.
 """
@@ -161,8 +162,14 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="also attack at other radii and under L2")
     parser.add_argument("--per-class", default="50,100,300", help="fitting images per class of the gains")
     parser.add_argument("--seeds", type=int, default=20, help="splits of the gains")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--tables", type=Path, help="only print the tables of the studies in this directory")
     given = parser.parse_args()
+    if given.tables is not None:
+        print(tables(given.tables))
+        return
+    if given.out is None:
+        parser.error("--out is needed, or --tables")
     given.out.mkdir(parents=True, exist_ok=True)
     file = given.out / "repair-study.json"
     results = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -174,8 +181,43 @@ def main() -> None:
     else:
         parts = attack_repairs(given)
     for part in parts:
-        results |= part
+        for key, value in part.items():
+            results[key] = {**results.get(key, {}), **value} if isinstance(value, dict) else value
         file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def tables(place: Path) -> str:
+    """Format the studies in the subdirectories: repairs of random splits, gains by number of images, other threats."""
+    studies = {file.parent.name: json.loads(file.read_text()) for file in sorted(place.glob("*/repair-study.json"))}
+    lines = ["| model | images of each class | before | after | change | on the fitting images |"]
+    for name, study in studies.items():
+        for per_class in (key for key in study["attack"] if key.isdecimal()):
+            splits = study["attack"][per_class]
+            changes = [{key: one["after"][key] - one["before"][key] for key in ("average", "worst")} for one in splits]
+            cells = [pair([one[key] for one in splits]) for key in ("before", "after", "fitted")]
+            cells.insert(2, pair(changes, sign="+", spread=len(splits) > 2))
+            lines.append(f"| {name} | {per_class} ({len(splits)} splits) | {' | '.join(cells)} |")
+    lines += ["", "| model | images of each class | −0.4 | −0.8 | −1.0 | proportional: −0.4 | −0.8 | −1.0 |"]
+    for name, study in studies.items():
+        for per_class, variants in study["gains"].items():
+            found = [variants[which]["worst_gain_at_loss"] for which in ("default", "proportional")]
+            cells = [f"{one[loss]:.1f}" for one in found for loss in ("0.4", "0.8", "1.0")]
+            lines.append(f"| {name} | {per_class} | {' | '.join(cells)} |")
+    lines += ["", f"| threat | {' | '.join(f'{name} before | after' for name in studies)} |"]
+    for row in zip(*(study["sweep"] for study in studies.values()), strict=True):
+        cells = [pair([one[key]]) for one in row for key in ("before", "after")]
+        lines.append(f"| {row[0]['norm']} {row[0]['eps']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def pair(found: list[dict[str, float]], *, sign: str = "", spread: bool = False) -> str:
+    """Format the means of average / worst class, optionally with standard deviations."""
+    parts = []
+    for key in ("average", "worst"):
+        values = [one[key] for one in found]
+        deviation = f" ± {np.std(values, ddof=1):.1f}" if spread else ""
+        parts.append(f"{np.mean(values):{sign}.1f}{deviation}".replace("-", "−"))
+    return " / ".join(parts)
 
 
 def all_gains(margins: Margins, given: argparse.Namespace) -> dict[str, Any]:
@@ -199,15 +241,16 @@ def attack_repairs(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     sizes = {"num_classes": classes, "in_channels": images.images.shape[1]}
     model = load_model(given.model, weights=given.weights, **sizes).to(pick_device(None))
     threat = Threat.parse(given.eps)
-    began = time.perf_counter()
     file = given.out / "margins.parquet"
+    searched, began = not file.exists(), time.perf_counter()
     margins = find_margins(model, images, np.arange(len(images)), threat, settings=MarginSettings(), file=file)
+    if searched:
+        yield {"seconds_margins": round(time.perf_counter() - began, 2)}
     yield {
         "model": given.model if given.weights is None else given.weights.name,
         "data": f"{images.name}/{images.split}",
         "n": len(margins),
         "eps": threat.text,
-        "seconds_margins": round(time.perf_counter() - began, 2),
         "device": str(pick_device(None)),
         "before": percent(counted(margins, np.zeros(margins.num_classes))),
     }

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import repair_methods
+from benchmarks import repair_methods, repair_study
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "cifar10-resnet18"
@@ -101,3 +101,30 @@ def test_documented_repairs_match_the_kept_files() -> None:
     documented = (ROOT / "docs" / "repair.md").read_text(encoding="utf-8").splitlines()
     assert len(printed) > 10
     assert set(printed) <= set(documented)
+
+
+def test_documented_repairs_of_cifar10_models_match_the_kept_files() -> None:
+    printed = repair_study.tables(ROOT / "results" / "repair-checkpoints").splitlines()
+    documented = (ROOT / "docs" / "repair.md").read_text(encoding="utf-8").splitlines()
+    assert len(printed) > 20
+    assert {line for line in printed if line} <= set(documented)
+
+
+@pytest.mark.parametrize("method", ["norms", "head-sam", "retrain", "finetune:how=spectral", "finetune:how=faal"])
+def test_documented_baselines_of_repair_match_the_verdicts(method: str) -> None:
+    run = ROOT / "results" / "repair-checkpoints" / "trades" / "methods" / method.replace(":", "-").replace("=", "-")
+    cells = rows("docs/repair.md", "## Measured on CIFAR-10", f"`{method}`")[0]
+    test = json.loads((run / "repair.json").read_text())["test"]
+    assert cells[0] == written(by_class(run, "fast"))
+    assert cells[1] == f"{by_class(run).mean():.1f}"
+    assert cells[2:4] == [f"{test['ece_after']:.1f}", f"{test['corrupted_after']:.1f}"]
+    assert cells[4].startswith(f"{test['average_change']:+.1f}".replace("-", "−"))
+
+
+def test_the_matrix_predicts_every_class_under_a_fresh_attack() -> None:
+    """On the repaired CIFAR-10 models, within half a point."""
+    for model in ("trades", "wat"):
+        study = json.loads((ROOT / "results" / "repair-checkpoints" / model / "repair-study.json").read_text())
+        for per_class in ("300", "100"):
+            for split in study["attack"][per_class]:
+                assert np.abs(split["matrix_minus_measured"]).max() <= 0.5
