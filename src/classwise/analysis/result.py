@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,18 @@ class Record(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnalysisResult:
-    """Finding, numbers, data frames and figures of one analysis. Keys of ``values`` can be read as attributes."""
+    """Finding, data frames and figures of one analysis. All files and pages derive from these."""
 
     name: str
     finding: str
     """One sentence with its number and, where there is a test, its p-value."""
-    values: Record
-    """The content of ``NAME.json``."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What was analyzed: models, data set, attack, settings."""
     frames: Mapping[str, pd.DataFrame]
     """Data frames by title. The first one is written to ``NAME.parquet``, others to ``NAME-TITLE.parquet``. Columns
     ``x_low`` and ``x_high`` are the 95% interval of ``x``."""
     draw: Callable[[], list[Figure]]
+    values: Record | None = None
 
     def __getattr__(self, key: str) -> Any:
         if key.startswith("__"):
@@ -74,9 +75,16 @@ class AnalysisResult:
         return [table_of(title, frame) for title, frame in sorted(self.frames.items(), key=_length) if len(frame)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of ``NAME.json``; numbers that are not finite are null."""
-        schema = {"schema": f"classwise/analysis-{self.name}/1", "finding": self.finding}
-        return schema | {key: _plain(value) for key, value in self.values.items()}
+        """Return the content of ``NAME.json``: each frame as a list of rows. Missing numbers are null."""
+        if self.values is not None:
+            schema = {"schema": f"classwise/analysis-{self.name}/1", "finding": self.finding}
+            return schema | {key: _plain(value) for key, value in self.values.items()}
+        return {
+            "schema": f"classwise/analysis-{self.name}/2",
+            "finding": self.finding,
+            **{key: _plain(value) for key, value in self.about.items()},
+            "frames": {title: _plain(frame.to_dict("records")) for title, frame in self.frames.items()},
+        }
 
     def to_latex(self) -> str:
         """Return the tables as LaTeX ``tabular`` environments (package booktabs)."""
