@@ -10,19 +10,18 @@ between classes that exist on natural images are not due to a corruption.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from pydantic import NonNegativeInt
 
-from classwise.analysis.correlation import pearson, spearman
-from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
+from classwise.analysis.correlation import Correlation, pearson, spearman
+from classwise.analysis.result import AnalysisResult, frame_of, interval_columns
 from classwise.analysis.run import Run, condition
 from classwise.core.errors import InputError
 from classwise.metrics import class_variance, max_class_difference
-from classwise.reporting.corruptions import CorruptionResult
+from classwise.reporting.corruptions import CorruptionResult, FamilyResult
 from classwise.reporting.estimates import ClassEstimate, Estimate, estimate
 from classwise.reporting.figures import SERIES_COLORS, Figure, Series, heatmap, lines
 from classwise.storage.verdicts import NATURAL
@@ -34,64 +33,67 @@ def corruptions(run: Run | str | Path, *, attack: str | None = None, seed: NonNe
     report = run.report
     if report.corruptions is None:
         raise InputError(f"{run.path} was evaluated without corruptions: add --attack corruptions to the evaluation")
-    key = run.key(attack)
+    key, families, results = run.key(attack), report.corruptions.families, report.corruptions.results
     if not any(part.n for part in report[key].by_class):
         raise InputError(f"{run.path} has no examples")
-    robust = [part.value for part in report[key].by_class]
-
-    def family(
-        name: str, results: Sequence[CorruptionResult], overall: Estimate, by_class: list[ClassEstimate]
-    ) -> Record:
-        shares = [part.value for part in by_class]
-        known = [share for share in shares if share is not None]
-        cv, mcd = class_variance(known), max_class_difference(known)
-        assert cv is not None
-        assert mcd is not None
-        return Record(
-            family=name,
-            kinds=list(dict.fromkeys(part.kind for part in results)),
-            overall=overall,
-            by_class=by_class,
-            cv=round(cv, 4),
-            mcd=round(mcd, 4),
-            pearson=pearson(shares, robust),
-            spearman=spearman(shares, robust, seed),
-            severities=[
-                mean_of(severity, [part for part in results if part.severity == severity])
-                for severity in sorted({part.severity for part in results})
-            ],
-        )
-
-    values = Record(
-        model=run.name,
-        dataset=report.dataset.name,
-        attack=key,
-        classes=run.classes,
-        adversarial=family(key, [], report[key].overall, report[key].by_class),
-        natural=family(NATURAL, [], report[NATURAL].overall, report[NATURAL].by_class),
-        families=[
-            family(
-                one.family,
-                [part for part in report.corruptions.results if part.family == one.family],
-                one.overall,
-                one.by_class,
-            )
-            for one in report.corruptions.families
-        ],
+    natural, attacked = (
+        FamilyResult(family=one, overall=report[one].overall, by_class=report[one].by_class) for one in (NATURAL, key)
     )
-    finding = _finding(values)
-    parts = [values.natural, *values.families, values.adversarial]
+    parts, robust = [natural, *families, attacked], _shares(attacked)
+    severities = [_by_severity([one for one in results if one.family == part.family]) for part in families]
+    orders = [spearman(_shares(part), robust, seed) for part in parts]
+    finding = _finding(attacked, key, families, orders[1:-1])
     return AnalysisResult(
         name="corruptions",
         finding=finding,
-        values=values,
-        frames={"classes": _class_frame(parts), "families": frame_of(_family_row(one) for one in parts)},
-        draw=lambda: _figures(values, parts, finding),
+        about={
+            "model": run.name,
+            "dataset": report.dataset.name,
+            "attack": key,
+            "corruptions": {
+                part.family: list(dict.fromkeys(one.kind for one in results if one.family == part.family))
+                for part in families
+            },
+            "seed": seed,
+        },
+        frames={
+            "classes": frame_of(
+                {
+                    "family": part.family,
+                    "severity": severity,  # none for the mean over all
+                    "label": one.label,
+                    "class": one.name,
+                    **interval_columns("accuracy_percent", one),
+                    "n": one.n,
+                }
+                for part, means in zip(parts, [{}, *severities, {}], strict=True)
+                for severity, mean in [(None, part), *means.items()]
+                for one in mean.by_class
+            ).astype({"severity": "Int64"}),
+            "families": frame_of(
+                _row(part, pearson(_shares(part), robust), order) for part, order in zip(parts, orders, strict=True)
+            ),
+        },
+        draw=lambda: _figures(run, parts, severities, finding),
     )
 
 
-def mean_of(severity: int, results: Sequence[CorruptionResult]) -> Record:
-    """Return the means over the corruptions of one severity, which use the same images."""
+def _shares(part: FamilyResult) -> list[float | None]:
+    return [one.value for one in part.by_class]
+
+
+def _worst(by_class: Sequence[ClassEstimate]) -> ClassEstimate:
+    return min((part for part in by_class if part.value is not None), key=lambda part: part.value or 0.0)
+
+
+def _by_severity(results: Sequence[CorruptionResult]) -> dict[int, FamilyResult]:
+    """Return the means over the corruptions of a family at each severity."""
+    severities = sorted({one.severity for one in results})
+    return {severity: _mean([one for one in results if one.severity == severity]) for severity in severities}
+
+
+def _mean(results: Sequence[CorruptionResult]) -> FamilyResult:
+    """Return the means over corruptions of the same images."""
 
     def mean(parts: Sequence[Estimate]) -> dict[str, Any]:
         n = parts[0].n
@@ -100,73 +102,56 @@ def mean_of(severity: int, results: Sequence[CorruptionResult]) -> Record:
 
     by_class = [
         ClassEstimate(label=parts[0].label, name=parts[0].name, **mean(parts))
-        for parts in zip(*(result.by_class for result in results), strict=True)
+        for parts in zip(*(one.by_class for one in results), strict=True)
     ]
-    return Record(severity=severity, overall=Estimate(**mean([one.overall for one in results])), by_class=by_class)
+    overall = Estimate(**mean([one.overall for one in results]))
+    return FamilyResult(family=results[0].family, overall=overall, by_class=by_class)
 
 
-def _worst(by_class: Sequence[ClassEstimate]) -> ClassEstimate:
-    return min((part for part in by_class if part.value is not None), key=lambda part: part.value or 0.0)
-
-
-def _class_frame(parts: list[Record]) -> pd.DataFrame:
-    """Return one row for each family, severity and class; no severity is the mean over all."""
-    frame = frame_of(
-        {
-            "family": one.family,
-            "severity": severity,
-            "label": part.label,
-            "class": part.name,
-            **interval_columns("accuracy_percent", part),
-            "n": part.n,
-        }
-        for one in parts
-        for severity, by_class in (
-            (None, one.by_class),
-            *((part.severity, part.by_class) for part in one.severities),
-        )
-        for part in by_class
-    )
-    return frame.astype({"severity": "Int64"})
-
-
-def _family_row(one: Record) -> dict[str, object]:
-    worst = _worst(one.by_class)
+def _row(part: FamilyResult, linear: Correlation, order: Correlation) -> dict[str, object]:
+    worst, known = _worst(part.by_class), [share for share in _shares(part) if share is not None]
+    cv, mcd = class_variance(known), max_class_difference(known)
+    assert cv is not None
+    assert mcd is not None
     return {
-        "family": one.family,
-        **interval_columns("average_percent", one.overall),
+        "family": part.family,
+        **interval_columns("average_percent", part.overall),
         **interval_columns("worst_class_percent", worst),
         "worst_class": worst.name,
-        "class_variance": one.cv,
-        "max_class_difference_points": one.mcd,
-        **interval_columns("pearson_with_attack", one.pearson),
-        **interval_columns("spearman_with_attack", one.spearman),
-        "spearman_p_value": one.spearman.p_value,
+        "class_variance": round(cv, 4),
+        "max_class_difference_points": round(mcd, 4),
+        **interval_columns("pearson_with_attack", linear),
+        **interval_columns("spearman_with_attack", order),
+        "spearman_p_value": order.p_value,
     }
 
 
-def _finding(values: Record) -> str:
-    known = [one for one in values.families if one.spearman.value is not None]
-    weak = _worst(values.adversarial.by_class)
-    same = sum(_worst(one.by_class).label == weak.label for one in values.families)
+def _finding(
+    attacked: FamilyResult, attack: str, families: Sequence[FamilyResult], orders: Sequence[Correlation]
+) -> str:
+    weak = _worst(attacked.by_class)
+    same = sum(_worst(part.by_class).label == weak.label for part in families)
     sentence = (
-        f"The worst class {condition(values.attack)}, {weak.name} ({weak.value:.1f}%), is the worst under {same} of "
-        f"{len(values.families)} families of corruptions"
+        f"The worst class {condition(attack)}, {weak.name} ({weak.value:.1f}%), is the worst under {same} of "
+        f"{len(families)} families of corruptions"
     )
+    known = [(part, order) for part, order in zip(families, orders, strict=True) if order.value is not None]
     if not known:
         return f"{sentence}; class accuracies cannot be correlated (too few classes, or no variation)."
-    most = max(known, key=lambda one: abs(float(one.spearman.value)))
-    return f"{sentence}; class accuracies correlate most under {most.family}, with Spearman {most.spearman.with_p}."
+    most, order = max(known, key=lambda pair: abs(pair[1].value or 0.0))
+    return f"{sentence}; class accuracies correlate most under {most.family}, with Spearman {order.with_p}."
 
 
-def _figures(values: Record, parts: list[Record], finding: str) -> list[Figure]:
+def _figures(
+    run: Run, parts: Sequence[FamilyResult], severities: Sequence[Mapping[int, FamilyResult]], finding: str
+) -> list[Figure]:
     found = [
         heatmap(
-            [[one.by_class[label].value for one in parts] for label in range(len(values.classes))],
+            [list(row) for row in zip(*map(_shares, parts), strict=True)],
             title="Accuracy by class and family",
-            alt=f"Accuracy of each class of {values.model} on {values.dataset}. {finding}",
-            names=values.classes,
-            columns=[one.family for one in parts],
+            alt=f"Accuracy of each class of {run.name} on {run.report.dataset.name}. {finding}",
+            names=run.classes,
+            columns=[part.family for part in parts],
             x="family",
             y="class",
             unit="%",
@@ -174,19 +159,19 @@ def _figures(values: Record, parts: list[Record], finding: str) -> list[Figure]:
             span=(0, 100),
         )
     ]
-    if any(len(one.severities) > 1 for one in values.families):
+    if any(len(means) > 1 for means in severities):
         series = []
-        for place, one in enumerate(values.families):
-            x, color = [part.severity for part in one.severities], SERIES_COLORS[place % len(SERIES_COLORS)]
-            average = [part.overall.value for part in one.severities]
-            worst = [_worst(part.by_class).value for part in one.severities]
-            series.append(Series(name=one.family, x=x, y=average, color=color))
-            series.append(Series(name=f"{one.family}, worst class", x=x, y=worst, color=color, dash="dash"))
+        for place, (part, means) in enumerate(zip(parts[1:-1], severities, strict=True)):
+            x, color = list(means), SERIES_COLORS[place % len(SERIES_COLORS)]
+            average = [mean.overall.value for mean in means.values()]
+            worst = [_worst(mean.by_class).value for mean in means.values()]
+            series.append(Series(name=part.family, x=x, y=average, color=color))
+            series.append(Series(name=f"{part.family}, worst class", x=x, y=worst, color=color, dash="dash"))
         found.append(
             lines(
                 series,
                 title="Accuracy by severity, on average and in the worst class",
-                alt=f"Curves of the accuracy of {values.model} over the severity of each family.",
+                alt=f"Curves of the accuracy of {run.name} over the severity of each family.",
                 x="severity",
                 y="accuracy, %",
                 zero=True,

@@ -5,22 +5,24 @@ shows test accuracies, which are not available during training here. With more c
 is drawn, as the paper draws twelve; the shaded gap and all numbers are of every class with validation images.
 
 With few validation images the worst class changes by chance, and classes tie. A worst class stays the worst until
-another one is strictly worse; among several new ones the first counts. ``settled`` is the epoch from which the last
-worst class is the worst, ties included.
+another one is strictly worse; among several new ones the first counts. ``worst_since_epoch`` is the epoch from
+which the last worst class is the worst, ties included.
 """
 
 # K classes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
-from classwise.analysis.result import AnalysisResult, Record, frame_of
+from classwise.analysis.result import AnalysisResult, frame_of
 from classwise.analysis.run import Run
 from classwise.core.errors import InputError
 from classwise.metrics import class_variance
@@ -65,104 +67,118 @@ def epochs(run: Run | str | Path, *, sample: PositiveInt = 12, seed: NonNegative
     run = Run.open(run)
     records = _records(run)
     n = records[0].validation.n
-    curves = {
-        name: curve_of(
-            [(one.epoch, part.overall, part.by_class) for one in records if (part := one.validation.get(name))]
-        )
+    measured = {
+        name: parts
         for name in (ROBUST, NATURAL)
+        if (parts := [(one.epoch, part) for one in records if (part := one.validation.get(name))])
     }
-    if not any(curves.values()):
+    if not measured:
         raise InputError(f"{run.path} was trained without validation images, so it has no accuracies by epoch")
     classes = [str(label) for label in range(len(n))]
     if (run.path / "report.json").exists() and len(run.classes) == len(n):
         classes = run.classes
-    present = np.flatnonzero(n)
-    chosen = np.random.default_rng(seed).choice(present, min(sample, len(present)), replace=False)
-    values = Record(
-        model=run.name,
-        classes=classes,
-        n=n,
-        selected=max((one.epoch for one in records if one.best), default=records[-1].epoch),
-        **curves,
-        shown=sorted(chosen.tolist()),
+    by_class = frame_of(
+        {"accuracy": name, "epoch": epoch, "label": label, "class": classes[label], "accuracy_percent": value}
+        for name, parts in measured.items()
+        for epoch, part in parts
+        for label, value in enumerate(part.by_class)
     )
-    known = {name: curve for name, curve in curves.items() if curve is not None}
+    selected = max((one.epoch for one in records if one.best), default=records[-1].epoch)
+    found = [curve_of(name, parts, classes, selected) for name, parts in measured.items()]
+    by_epoch = frame_of(row for rows, _ in found for row in rows)
+    findings = [_finding(row, n) for _, row in found]
+    present = np.flatnonzero(n)
+    shown = sorted(np.random.default_rng(seed).choice(present, min(sample, len(present)), replace=False).tolist())
     return AnalysisResult(
         name="epochs",
-        finding=_finding(*next(iter(known.items())), values),
-        values=values,
-        frames={
-            "classes by epoch": _class_frame(known, classes),
-            "epochs": frame_of(row for name, curve in known.items() for row in _epoch_rows(name, curve, values)),
-        },
-        draw=lambda: [_figure(name, curve, values) for name, curve in known.items()],
+        finding=findings[0],
+        about={"model": run.name, "validation_images": n, "sample": sample, "seed": seed},
+        frames={"classes by epoch": by_class, "epochs": by_epoch, "summary": frame_of(row for _, row in found)},
+        draw=lambda: [
+            _figure(
+                rows, own, shown, selected, f"Curves of the class accuracies of {run.name} over training. {finding}"
+            )
+            for (_, rows), (_, own), finding in zip(
+                by_epoch.groupby("accuracy", sort=False),
+                by_class.groupby("accuracy", sort=False),
+                findings,
+                strict=True,
+            )
+        ],
     )
 
 
-def _class_frame(curves: dict[str, Record], classes: list[str]) -> pd.DataFrame:
-    return frame_of(
-        {"accuracy": name, "epoch": one.epoch, "label": label, "class": classes[label], "accuracy_percent": value}
-        for name, curve in curves.items()
-        for one, shares in zip(curve.epochs, curve.by_class, strict=True)
-        for label, value in enumerate(shares)
-    )
+def curve_of(
+    name: str, measured: Sequence[tuple[int, Accuracy]], classes: Sequence[str], selected: int
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return a row for each epoch, and a row that summarizes them."""
+    rows: list[dict[str, Any]] = []
+    ties: list[list[int]] = []
+    path: list[int] = []
+    for epoch, part in measured:
+        shares = np.array(part.by_class, dtype=np.float64)  # null becomes NaN
+        low, high = float(np.nanmin(shares)), float(np.nanmax(shares))
+        ties.append(np.flatnonzero(shares == low).tolist())
+        path.append(path[-1] if path and path[-1] in ties[-1] else ties[-1][0])
+        rows.append(
+            {
+                "accuracy": name,
+                "epoch": epoch,
+                "selected": epoch == selected,
+                "average_percent": part.overall,
+                "best_class_percent": high,
+                "worst_class_percent": low,
+                "gap_points": round(high - low, 4),
+                "class_variance": round(class_variance(shares) or 0.0, 4),
+                "best_class": classes[int(np.nanargmax(shares))],
+                "worst_class": classes[path[-1]],
+                "classes_tied_for_worst": len(ties[-1]),
+            }
+        )
+    settled = len(path)
+    while settled and path[-1] in ties[settled - 1]:
+        settled -= 1
+    widest = max(rows, key=lambda row: row["gap_points"])
+    return rows, {
+        "accuracy": name,
+        "gap_points": rows[-1]["gap_points"],
+        "widest_gap_points": widest["gap_points"],
+        "widest_gap_epoch": widest["epoch"],
+        "worst_class": classes[path[-1]],
+        "worst_since_epoch": measured[settled][0],
+        "changes_of_worst_class": sum(before != now for before, now in pairwise(path)),
+    }
 
 
-def _epoch_rows(name: str, curve: Record, values: Record) -> list[dict[str, object]]:
-    return [
-        {
-            "accuracy": name,
-            "epoch": one.epoch,
-            "selected": one.epoch == values.selected,
-            "average_percent": one.overall,
-            "best_class_percent": one.best.value,
-            "worst_class_percent": one.worst.value,
-            "gap_points": one.gap,
-            "class_variance": one.cv,
-            "best_class": values.classes[one.best.label],
-            "worst_class": values.classes[one.worst.label],
-            "classes_tied_for_worst": one.tied,
-        }
-        for one in curve.epochs
-    ]
-
-
-def _finding(name: str, curve: Record, values: Record) -> str:
-    last, widest = curve.epochs[-1], max(curve.epochs, key=lambda one: float(one.gap))
-    worst = values.classes[last.worst.label]
-    sizes = sorted({size for size in values.n if size})
+def _finding(row: Mapping[str, Any], n: Sequence[int]) -> str:
+    sizes = sorted({size for size in n if size})
     images = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     return (
-        f"The {name} accuracies of the best and the worst class differ by {last.gap:.1f} points after the last epoch "
-        f"(at most {widest.gap:.1f}, epoch {widest.epoch}); the worst class, {worst}, has been the worst since epoch "
-        f"{curve.settled}, after {len(curve.changes)} changes ({images} validation images per class)."
+        f"The {row['accuracy']} accuracies of the best and the worst class differ by {row['gap_points']:.1f} points "
+        f"after the last epoch (at most {row['widest_gap_points']:.1f}, epoch {row['widest_gap_epoch']}); the worst "
+        f"class, {row['worst_class']}, has been the worst since epoch {row['worst_since_epoch']}, after "
+        f"{row['changes_of_worst_class']} changes ({images} validation images per class)."
     )
 
 
-def _figure(name: str, curve: Record, values: Record) -> Figure:
-    x = [one.epoch for one in curve.epochs]
-    average = Series(
-        name="average",
-        x=x,
-        y=[one.overall for one in curve.epochs],
-        low=[one.worst.value for one in curve.epochs],
-        high=[one.best.value for one in curve.epochs],
-        color=INK,
-    )
-    own = []
-    for place, label in enumerate(values.shown):
-        color, dash = LOOKS[place % len(LOOKS)]
-        accuracies = [shares[label] for shares in curve.by_class]
-        own.append(Series(name=values.classes[label], x=x, y=accuracies, color=color, dash=dash))
-    some = f", {len(values.shown)} of {len(values.classes)} classes" if len(own) < len(values.classes) else ""
+def _figure(rows: pd.DataFrame, own: pd.DataFrame, shown: Sequence[int], selected: int, alt: str) -> Figure:
+    name, x = rows["accuracy"].iloc[0], rows["epoch"].tolist()
+    average, low, high = (rows[f"{one}_percent"].tolist() for one in ("average", "worst_class", "best_class"))
+    parts = [own[own["label"] == label] for label in shown]
+    curves = [
+        Series(name=part["class"].iloc[0], x=x, y=part["accuracy_percent"].tolist(), color=color, dash=dash)
+        for part, (color, dash) in zip(parts, cycle(LOOKS), strict=False)
+    ]
+    total = own["label"].nunique()
+    some = f", {len(shown)} of {total} classes" if len(shown) < total else ""
     return lines(
-        [average, *own],
+        [Series(name="average", x=x, y=average, low=low, high=high, color=INK), *curves],
         title=f"{name.capitalize()} accuracy by epoch{some}; shaded from the worst class to the best",
-        alt=f"Curves of the class accuracies of {values.model} over training. {_finding(name, curve, values)}",
+        alt=alt,
         x="epoch",
         y="validation accuracy, %",
         zero=True,
-        marks={"selected": values.selected},
+        marks={"selected": selected},
     )
 
 
@@ -181,46 +197,3 @@ def _records(run: Run) -> list[Epoch]:
     if len(sizes) != 1 or 0 in sizes:
         raise broken
     return records
-
-
-def curve_of(measured: Sequence[tuple[int, float, Sequence[float | None]]]) -> Record | None:
-    """Return the curve for epochs with their overall accuracy and that of every class; None without epochs.
-
-    >>> curve_of([(1, 50.0, [40.0, 60.0]), (2, 60.0, [70.0, 50.0]), (3, 70.0, [80.0, 60.0])]).changes
-    [2]
-    """
-    if not measured:
-        return None
-    found: list[Record] = []
-    worst_sets: list[set[int]] = []
-    for epoch, overall, by_class in measured:
-        shares = np.array(by_class, dtype=np.float64)  # null becomes NaN
-        least = np.nanmin(shares)
-        tied = np.flatnonzero(shares == least).tolist()
-        before = found[-1].worst.label if found else None
-        worst, best = before if before in tied else tied[0], int(np.nanargmax(shares))
-        cv = class_variance(shares)
-        assert cv is not None
-        found.append(
-            Record(
-                epoch=epoch,
-                overall=overall,
-                best=Record(label=best, value=float(shares[best])),
-                worst=Record(label=worst, value=float(least)),
-                tied=len(tied),
-                gap=round(float(shares[best] - least), 4),
-                cv=round(cv, 4),
-            )
-        )
-        worst_sets.append(set(tied))
-    path = [one.worst.label for one in found]
-    settled = len(found)
-    while settled and path[-1] in worst_sets[settled - 1]:
-        settled -= 1
-    return Record(
-        epochs=found,
-        by_class=[list(by_class) for _, _, by_class in measured],
-        changes=[one.epoch for one, before, now in zip(found[1:], path, path[1:], strict=False) if before != now],
-        worst_classes=list(dict.fromkeys(path)),
-        settled=found[settled].epoch,
-    )

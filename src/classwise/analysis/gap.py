@@ -13,18 +13,25 @@ CV and MCD of few examples per class are too large because of sampling noise.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from classwise.analysis.correlation import spearman
-from classwise.analysis.plots import interval_series, shown_classes, shown_suffix
-from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
+from classwise.analysis.correlation import Correlation, spearman
+from classwise.analysis.plots import shown_classes, shown_suffix
+from classwise.analysis.result import AnalysisResult, frame_of, interval_columns
 from classwise.analysis.run import Run, compare_runs, condition, open_runs
 from classwise.core.errors import InputError
 from classwise.reporting.comparison import Row
 from classwise.reporting.figures import Figure, Series, bars
+from classwise.reporting.report import DatasetInfo
 from classwise.storage.verdicts import NATURAL
 
-QUANTITIES = ("average", "worst", "best", "cv", "mcd")
+CHANGES = {
+    "average_change_points": "average_percent",
+    "worst_class_change_points": "worst_class_percent",
+    "max_class_difference_change_points": "max_class_difference_points",
+}
+"""Columns with the differences to the first run, and what they are differences of."""
 
 
 def gap(*runs: Run | str | Path, attack: str | None = None) -> AnalysisResult:
@@ -34,120 +41,87 @@ def gap(*runs: Run | str | Path, attack: str | None = None) -> AnalysisResult:
     if key == NATURAL:
         raise InputError("attack = 'natural'; the gap needs an attack")
     opened[0].require_classes(2)
-    models: list[Record] = []
-    for name, plain, attacked in zip(comparison.models, comparison[NATURAL], comparison[key], strict=True):
-        natural, robust = _side(plain), _side(attacked)
-        base = models[0] if models else None
-        models.append(
-            Record(
-                model=name,
-                natural=natural,
-                robust=robust,
-                natural_difference=base and _difference(natural, base.natural),
-                robust_difference=base and _difference(robust, base.robust),
-                growth=base and _growth(robust, base.natural),
-            )
-        )
-    values = Record(
-        dataset=comparison.dataset.name, attack=key, classes=list(comparison.dataset.classes), models=models
+    sides, dataset = {kind: comparison[kind] for kind in (NATURAL, key)}, comparison.dataset
+    base, others = sides[NATURAL][0], sides[key][1:]
+    frame = frame_of(_row(row, kind) for kind, rows in sides.items() for row in rows)
+    for change, column in CHANGES.items():
+        first = frame.groupby("attack")[column].transform("first")
+        frame[change] = (frame[column] - first).round(4).where(frame["model"] != base.model)
+    orders = [spearman(base.shares, row.shares) for row in others]
+    growth = frame_of(
+        {
+            "model": row.model,
+            "class_variance_factor": _factor(row.cv, base.cv),
+            "max_class_difference_factor": _factor(row.mcd, base.mcd),
+            **interval_columns("spearman", order),
+            "p_value": order.p_value,
+        }
+        for row, order in zip(others, orders, strict=True)
     )
-    finding = _finding(values)
+    finding = _finding(others[-1], base, key, orders[-1])
     return AnalysisResult(
         name="gap",
         finding=finding,
-        values=values,
-        frames={"models": frame_of(_row(one, kind, key) for kind in (NATURAL, "robust") for one in models)},
-        draw=lambda: _figures(values, finding),
+        about={"models": comparison.models, "dataset": dataset.name, "attack": key, "classes": dataset.classes},
+        frames={"models": frame, "growth": growth},
+        draw=lambda: _figures(sides, dataset, finding),
     )
 
 
-def _side(row: Row) -> Record:
-    """Return the numbers of one row of a comparison."""
+def _factor(robust: float | None, natural: float | None) -> float | None:
+    return round(robust / natural, 4) if robust is not None and natural else None
+
+
+def _row(row: Row, attack: str) -> dict[str, object]:
     present = [part for part in row.by_class if part.value is not None]
     if not present or row.worst is None:
         raise InputError(f"{row.model} has no examples")
     best = max(present, key=lambda part: part.value or 0.0)
     worst = row.by_class[row.worst.label]
-    return Record(average=row.overall, worst=worst, best=best, cv=row.cv, mcd=row.mcd, by_class=row.by_class)
-
-
-def _numbers(side: Record) -> list[float]:
-    return [side.average.value, side.worst.value, side.best.value, side.cv, side.mcd]
-
-
-def _difference(side: Record, base: Record) -> Record:
-    """Return the differences in points, for CV in percent²."""
-    pairs = zip(QUANTITIES, _numbers(side), _numbers(base), strict=True)
-    return Record({name: round(one - other, 4) for name, one, other in pairs})
-
-
-def _growth(robust: Record, natural: Record) -> Record:
-    """Return the factors between robust and natural CV and MCD, and Spearman's coefficient of the classes."""
-    return Record(
-        cv=round(robust.cv / natural.cv, 4) if natural.cv else None,
-        mcd=round(robust.mcd / natural.mcd, 4) if natural.mcd else None,
-        order=spearman([part.value for part in natural.by_class], [part.value for part in robust.by_class]),
-    )
-
-
-def _row(one: Record, kind: str, attack: str) -> dict[str, object]:
-    side, difference = one[kind], one[f"{kind}_difference"] or {}
     return {
-        "model": one.model,
-        "attack": attack if kind == "robust" else NATURAL,
-        **interval_columns("average_percent", side.average),
-        **interval_columns("worst_class_percent", side.worst),
-        "best_class_percent": side.best.value,
-        "class_variance": side.cv,
-        "max_class_difference_points": side.mcd,
-        "worst_class": side.worst.name,
-        "best_class": side.best.name,
-        "average_change_points": difference.get("average"),
-        "worst_class_change_points": difference.get("worst"),
-        "max_class_difference_change_points": difference.get("mcd"),
+        "model": row.model,
+        "attack": attack,
+        **interval_columns("average_percent", row.overall),
+        **interval_columns("worst_class_percent", worst),
+        "best_class_percent": best.value,
+        "class_variance": row.cv,
+        "max_class_difference_points": row.mcd,
+        "worst_class": worst.name,
+        "best_class": best.name,
     }
 
 
-def _finding(values: Record) -> str:
-    base, one = values.models[0], values.models[-1]
-    growth = one.growth
-
-    def times(factor: float | None) -> str:
+def _finding(row: Row, base: Row, attack: str, order: Correlation) -> str:
+    def times(robust: float | None, natural: float | None) -> str:
+        factor = _factor(robust, natural)
         return "" if factor is None else f" ({factor:.1f} times)"
 
-    order = "" if growth.order.value is None else f"; Spearman's coefficient of the classes is {growth.order.with_p}"
+    spearman_text = "" if order.value is None else f"; Spearman's coefficient of the classes is {order.with_p}"
     return (
-        f"{one.model} {condition(values.attack)} against {base.model} without attack: class variance "
-        f"{base.natural.cv:.1f} → {one.robust.cv:.1f}{times(growth.cv)}, best minus worst class "
-        f"{base.natural.mcd:.1f} → {one.robust.mcd:.1f} points{times(growth.mcd)}{order}."
+        f"{row.model} {condition(attack)} against {base.model} without attack: class variance "
+        f"{base.cv:.1f} → {row.cv:.1f}{times(row.cv, base.cv)}, best minus worst class "
+        f"{base.mcd:.1f} → {row.mcd:.1f} points{times(row.mcd, base.mcd)}{spearman_text}."
     )
 
 
-def _figures(values: Record, finding: str) -> list[Figure]:
-    base, others = values.models[0], values.models[1:]
-    view = shown_classes([part.value for part in base.natural.by_class])
-    names = ["all", *(values.classes[label] for label in view)]
-
-    def series(name: str, side: Record) -> Series:
-        return interval_series(name, [side.average, *(side.by_class[label] for label in view)])
-
+def _figures(sides: Mapping[str, Sequence[Row]], dataset: DatasetInfo, finding: str) -> list[Figure]:
+    natural, robust = sides.values()
+    view = shown_classes(natural[0].shares)
+    attack = list(sides)[1]
     return [
         bars(
-            names,
+            ["all", *(dataset.classes[label] for label in view)],
             [
-                series(f"{base.model}, {NATURAL}", base.natural),
-                *(series(f"{one.model}, {values.attack}", one.robust) for one in others),
+                Series.of(f"{row.model}, {kind}", [row.overall, *(row.by_class[label] for label in view)])
+                for kind, row in [(NATURAL, natural[0]), *((attack, row) for row in robust[1:])]
             ],
-            title=f"Natural against robust accuracy{shown_suffix(view, values.classes, f' of {base.model}')}",
-            alt=f"Bars of the accuracy of each class on {values.dataset}. {finding}",
+            title=f"Natural against robust accuracy{shown_suffix(view, dataset.classes, f' of {natural[0].model}')}",
+            alt=f"Bars of the accuracy of each class on {dataset.name}. {finding}",
             y="accuracy, %",
         ),
         bars(
-            [one.model for one in values.models],
-            [
-                Series(name=NATURAL, y=[one.natural.mcd for one in values.models]),
-                Series(name=values.attack, y=[one.robust.mcd for one in values.models]),
-            ],
+            [row.model for row in natural],
+            [Series(name=kind, y=[row.mcd for row in rows]) for kind, rows in sides.items()],
             title="Best minus worst class (MCD)",
             alt=f"Bars of the maximum class difference. {finding}",
             x="model",

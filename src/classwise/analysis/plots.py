@@ -19,8 +19,16 @@ def shown_classes(values: Sequence[float | None]) -> list[int]:
     """Return the labels that a figure shows, in label order: all, or the weakest; absent classes rank last."""
     if len(values) <= MOST_CLASSES:
         return list(range(len(values)))
-    weakest = sorted(range(len(values)), key=lambda label: (values[label] is None, values[label] or 0.0))
-    return sorted(weakest[:WEAKEST])
+    return sorted(weakest_first(values)[:WEAKEST])
+
+
+def weakest_first(values: Sequence[float | None]) -> list[int]:
+    """Return all labels by their value, absent classes last.
+
+    >>> weakest_first([30.0, None, 10.0])
+    [2, 0, 1]
+    """
+    return sorted(range(len(values)), key=lambda label: (values[label] is None, values[label] or 0.0))
 
 
 def shown_suffix(shown: Sequence[int], classes: Sequence[str], of: str = "") -> str:

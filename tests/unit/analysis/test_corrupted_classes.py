@@ -14,7 +14,6 @@ from scipy.stats import pearsonr, spearmanr
 
 import classwise as cw
 from classwise.analysis import corruptions
-from classwise.analysis.corruptions import _worst
 from classwise.core.errors import InputError
 from classwise.metrics import wilson
 from classwise.reporting.corruptions import CorruptionInfo
@@ -68,46 +67,67 @@ def make_corrupted(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
+def family(found, name: str) -> dict:
+    """The row of a family."""
+    (row,) = found.frames["families"].query("family == @name").to_dict("records")
+    return row
+
+
+def accuracies(found, name: str, severity: int | None = None) -> list[float]:
+    """Class accuracies under a family, at one severity or at all."""
+    own = found.frame[found.frame["family"] == name]
+    rows = own[own["severity"].isna()] if severity is None else own[own["severity"] == severity]
+    assert rows["label"].tolist() == list(range(len(rows)))
+    return rows["accuracy_percent"].tolist()
+
+
 def test_means_match_the_verdicts(make_corrupted) -> None:
     run = make_corrupted(k=6, n=37)
     found = corruptions(run, attack="pgd")
     verdicts = cw.load_report(run).verdicts
-    assert [one.family for one in found.families] == ["noise", "weather"]
-    assert found.families[0].kinds == ["gaussian", "shot"]
-    for one in found.families:
-        kinds = [kind for kind, family in KINDS.items() if family == one.family]
-        assert [part.severity for part in one.severities] == [1, 3, 5]
-        for part in one.severities:
-            right = np.mean([verdicts.corrupted[f"{kind}-{part.severity}"] == verdicts.label for kind in kinds], axis=0)
-            assert part.overall.value == pytest.approx(100 * right.mean(), abs=1e-4)
-            for label, own in enumerate(part.by_class):
+    assert found.frames["families"]["family"].tolist() == ["natural", "noise", "weather", "pgd"]
+    assert found.about["corruptions"] == {"noise": ["gaussian", "shot"], "weather": ["snow"]}
+    curves: dict[str, list[float]] = {"noise": [], "weather": []}
+    for name, kinds in found.about["corruptions"].items():
+        own = found.frame[found.frame["family"] == name]
+        assert own["severity"].dropna().unique().tolist() == [1, 3, 5]
+        for severity in (1, 3, 5):
+            right = np.mean([verdicts.corrupted[f"{kind}-{severity}"] == verdicts.label for kind in kinds], axis=0)
+            curves[name].append(100 * right.mean())
+            for label, row in enumerate(own[own["severity"] == severity].to_dict("records")):
                 share = right[verdicts.label == label]
-                assert (own.value, own.n) == (pytest.approx(100 * share.mean(), abs=1e-4), 37)
+                assert (row["accuracy_percent"], row["n"]) == (pytest.approx(100 * share.mean(), abs=1e-4), 37)
                 low, high = wilson(share.sum(), 37)
-                assert (own.low, own.high) == pytest.approx((100 * low, 100 * high), abs=1e-4)
-            assert _worst(part.by_class).value == min(own.value for own in part.by_class)
-        shares = [own.value for own in one.by_class]
-        assert shares == pytest.approx(
-            np.mean([[own.value for own in part.by_class] for part in one.severities], axis=0), abs=1e-3
-        )
-        assert (one.cv, one.mcd) == pytest.approx((np.var(shares), np.ptp(shares)), abs=1e-3)
+                ends = (row["accuracy_percent_low"], row["accuracy_percent_high"])
+                assert ends == pytest.approx((100 * low, 100 * high), abs=1e-4)
+        shares = accuracies(found, name)
+        means = np.mean([accuracies(found, name, severity) for severity in (1, 3, 5)], axis=0)
+        assert shares == pytest.approx(means, abs=1e-3)
+        row = family(found, name)
+        spread = (row["class_variance"], row["max_class_difference_points"])
+        assert spread == pytest.approx((np.var(shares), np.ptp(shares)), abs=1e-3)
+        assert row["worst_class_percent"] == min(shares)
+    noise, _, weather, _ = found.figures()[1].plot.data
+    assert list(noise.y) == pytest.approx(curves["noise"], abs=1e-4)
+    assert list(weather.y) == pytest.approx(curves["weather"], abs=1e-4)
 
 
 def test_coefficients_match_scipy(make_corrupted) -> None:
     run = make_corrupted(k=12, n=40)
     found = corruptions(run, attack="pgd")
     robust = [part.value for part in cw.load_report(run)["pgd"].by_class]
-    assert [part.value for part in found.adversarial.by_class] == robust
-    for one in (found.natural, *found.families):
-        shares = [part.value for part in one.by_class]
+    assert accuracies(found, "pgd") == robust
+    for name in ("natural", "noise", "weather"):
+        row, shares = family(found, name), accuracies(found, name)
         expected = pearsonr(shares, robust)
         low, high = expected.confidence_interval(0.95)
-        found_here = (one.pearson.value, one.pearson.low, one.pearson.high)
-        assert found_here == pytest.approx((expected.statistic, low, high), abs=1e-4)
-        assert one.spearman.value == pytest.approx(spearmanr(shares, robust).statistic, abs=1e-4)
-        assert one.spearman.low < one.spearman.value < one.spearman.high
-    assert found.families[0].pearson.value > 0.8  # the easy classes are planted easy throughout
-    assert max(found.families, key=lambda one: one.spearman.value).spearman.with_p in found.finding
+        found_here = [row[f"pearson_with_attack{end}"] for end in ("", "_low", "_high")]
+        assert found_here == pytest.approx([expected.statistic, low, high], abs=1e-4)
+        assert row["spearman_with_attack"] == pytest.approx(spearmanr(shares, robust).statistic, abs=1e-4)
+        assert row["spearman_with_attack_low"] < row["spearman_with_attack"] < row["spearman_with_attack_high"]
+    assert family(found, "noise")["pearson_with_attack"] > 0.8  # the easy classes are planted easy throughout
+    most = max((family(found, name) for name in ("noise", "weather")), key=lambda row: row["spearman_with_attack"])
+    assert f"most under {most['family']}, with Spearman {most['spearman_with_attack']:.2f} [" in found.finding
 
 
 def test_single_severity_has_no_curve(make_corrupted) -> None:
@@ -116,28 +136,29 @@ def test_single_severity_has_no_curve(make_corrupted) -> None:
     assert (len(one.figures()), one.frame["severity"].nunique()) == (1, 1)
     heat, curves = several.figures()
     assert list(heat.plot.columns) == ["natural", "noise", "weather", "worst-case"]
-    assert [row[1] for row in heat.plot.z] == [part.value for part in several.families[0].by_class]
+    assert [row[1] for row in heat.plot.z] == accuracies(several, "noise")
     assert [drawn.name for drawn in curves.plot.data] == [
         "noise",
         "noise, worst class",
         "weather",
         "weather, worst class",
     ]
-    assert list(curves.plot.data[1].y) == [_worst(part.by_class).value for part in several.families[0].severities]
+    assert list(curves.plot.data[1].y) == [min(accuracies(several, "noise", severity)) for severity in (1, 3, 5)]
     assert list(curves.plot.data[0].x) == [1, 3, 5]
 
 
 def test_absent_few_and_many_classes(make_corrupted) -> None:
     absent = corruptions(make_corrupted(6, 20, absent=(0, 3)))
-    assert absent.families[0].by_class[3].value is None
-    assert absent.families[0].severities[0].by_class[3].value is None
-    assert absent.families[0].pearson.n == 4
-    assert _worst(absent.adversarial.by_class).label == 1
+    assert np.isnan([accuracies(absent, "noise")[3], accuracies(absent, "noise", 1)[3]]).all()
+    assert family(absent, "noise")["pearson_with_attack"] == pytest.approx(
+        pearsonr(*(np.delete(accuracies(absent, name), [0, 3]) for name in ("noise", "worst-case"))).statistic, abs=1e-4
+    )
+    assert family(absent, "worst-case")["worst_class"] == "class 1"
     assert absent.frame.query("label == 0")["accuracy_percent"].isna().tolist() == [True] * 10
     json.dumps(absent.to_dict(), allow_nan=False)
 
     few = corruptions(make_corrupted(2, 20))
-    assert few.families[0].spearman.value is None
+    assert np.isnan(family(few, "noise")["spearman_with_attack"])
     assert "too few classes" in few.finding
 
     many = corruptions(make_corrupted(1000, 2))
@@ -149,9 +170,9 @@ def test_real_evaluation(trained: Path, tmp_path: Path) -> None:
         str(trained), "digits", attacks=["pgd:steps=2", "corruptions:severity=1+5"], eps=0.1, per_class=5, out=tmp_path
     )
     found = corruptions(tmp_path)
-    assert [one.family for one in found.families] == ["noise", "blur", "weather", "digital"]
-    assert {part.severity for one in found.families for part in one.severities} == {1, 5}
-    assert sum(len(one.kinds) for one in found.families) == 15
+    assert list(found.about["corruptions"]) == ["noise", "blur", "weather", "digital"]
+    assert sum(map(len, found.about["corruptions"].values())) == 15
+    assert set(found.frame["severity"].dropna()) == {1, 5}
 
 
 def test_bad_input(make_run, make_corrupted) -> None:

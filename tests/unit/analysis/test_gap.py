@@ -19,6 +19,12 @@ from classwise.core.errors import InputError
 DATA = Path(__file__).parents[2] / "data"
 
 
+def rows(found, model: str) -> tuple[dict, dict]:
+    """The rows of one model: natural and robust."""
+    natural, robust = found.frame.query("model == @model").to_dict("records")
+    return natural, robust
+
+
 def matrix(correct: list[int], n: int) -> list[list[int]]:
     """Return a confusion matrix with these correct counts; errors are predicted as the next class."""
     counts = np.diag(correct)
@@ -37,23 +43,32 @@ def test_class_variance_and_mcd_of_the_paper(make_run, attack: str) -> None:
     assert list(printed) == ["Madry", "TRADES", "MART", "HE"]
     kept = {name: [round(10 * float(row[f"class{label}"])) for label in range(10)] for name, row in printed.items()}
     found = gap(*(make_run(name, matrix(correct, 1000)) for name, correct in kept.items()))
-    for one in found.models:
-        row, side = printed[one.model], one.robust
-        for text, value in ((row["cv"], side.cv), (row["mcd"], side.mcd)):
+    for name, row in printed.items():
+        natural, robust = rows(found, name)
+        for text, value in (
+            (row["cv"], robust["class_variance"]),
+            (row["mcd"], robust["max_class_difference_points"]),
+        ):
             assert float(text) in (
                 round(value, 1),
                 math.floor(10 * value + 1e-9) / 10,
                 math.floor(10 * value - 1e-9) / 10,
             )
-        assert side.average.value == pytest.approx(sum(kept[one.model]) / 100)
+        assert robust["average_percent"] == pytest.approx(sum(kept[name]) / 100)
         # Class 1 is the most robust and class 3 the most vulnerable of every model, as the paper says.
-        assert (side.best.label, side.worst.label) == (1, 3)
-        assert (one.natural.cv, one.natural.mcd) == (0.0, 0.0)
-    base, other = found.models[0], found.models[1]
-    assert other.robust_difference.mcd == pytest.approx(other.robust.mcd - base.robust.mcd, abs=1e-4)
-    assert (base.robust_difference, base.natural_difference, base.growth) == (None, None, None)
+        assert (robust["best_class"], robust["worst_class"]) == ("1", "3")
+        assert (natural["class_variance"], natural["max_class_difference_points"]) == (0.0, 0.0)
+    base, other = (rows(found, name)[1] for name in ("Madry", "TRADES"))
+    assert other["max_class_difference_change_points"] == pytest.approx(
+        other["max_class_difference_points"] - base["max_class_difference_points"], abs=1e-4
+    )
+    changes = [name for name in found.frame if name.endswith("_change_points")]
+    assert len(changes) == 3
+    assert found.frame.query("model == 'Madry'")[changes].isna().all(axis=None)
     # The natural variance is zero, so growth is undefined.
-    assert (other.growth.cv, other.growth.mcd, other.growth.order.value) == (None, None, None)
+    growth = found.frames["growth"]
+    assert growth["model"].tolist() == ["TRADES", "MART", "HE"]
+    assert growth.drop(columns="model").isna().all(axis=None)
 
 
 def test_growth_and_order(make_run) -> None:
@@ -63,17 +78,23 @@ def test_growth_and_order(make_run) -> None:
         make_run("robust", matrix(attacked, 10), natural=matrix([8, 8, 9, 6, 8], 10)),
     ]
     found = gap(*runs, attack="pgd")
-    standard, robust = found.models
-    assert standard.natural.cv == pytest.approx(100 * np.var(untouched))
-    assert robust.robust.cv == pytest.approx(100 * np.var(attacked))
-    assert robust.growth.cv == pytest.approx(np.var(attacked) / np.var(untouched), abs=1e-4)
-    assert robust.growth.mcd == pytest.approx(7 / 3, abs=1e-4)
-    assert robust.growth.order.value == pytest.approx(spearmanr(untouched, attacked).statistic, abs=1e-4)
-    assert list(robust.robust_difference.values()) == pytest.approx(
-        [42.0, 10.0, 60.0, 100 * (np.var(attacked) - 0.64), 50.0]
+    before, _ = rows(found, "standard")
+    natural, robust = rows(found, "robust")
+    assert before["class_variance"] == pytest.approx(100 * np.var(untouched))
+    assert robust["class_variance"] == pytest.approx(100 * np.var(attacked))
+    (growth,) = found.frames["growth"].to_dict("records")
+    assert growth["class_variance_factor"] == pytest.approx(np.var(attacked) / np.var(untouched), abs=1e-4)
+    assert growth["max_class_difference_factor"] == pytest.approx(7 / 3, abs=1e-4)
+    assert growth["spearman"] == pytest.approx(spearmanr(untouched, attacked).statistic, abs=1e-4)
+    assert growth["spearman_low"] < growth["spearman"] < growth["spearman_high"]
+    assert f"{growth['spearman']:.2f} [" in found.finding
+    assert (before["best_class_percent"], robust["best_class_percent"]) == (100.0, 80.0)
+    differences = [robust[f"{name}_change_points"] for name in ("average", "worst_class", "max_class_difference")]
+    assert differences == pytest.approx([42.0, 10.0, 50.0])
+    assert natural["average_change_points"] == pytest.approx(-8.0)
+    assert f"class variance {before['class_variance']:.1f} → {robust['class_variance']:.1f} (5.2 times)" in (
+        found.finding
     )
-    assert robust.natural_difference.average == pytest.approx(-8.0)
-    assert f"class variance {standard.natural.cv:.1f} → {robust.robust.cv:.1f} (5.2 times)" in found.finding
     assert "best minus worst class 30.0 → 70.0 points (2.3 times)" in found.finding
     assert found.frame["max_class_difference_points"].tolist() == [30.0, 30.0, 20.0, 70.0]
 
@@ -97,15 +118,15 @@ def test_absent_and_many_classes(make_run) -> None:
     first, second = (np.array(matrix([4, 6, 8], 10)) for _ in range(2))
     second[0] = 0
     found = gap(make_run("whole", first.tolist()), make_run("absent", second.tolist()))
-    assert found.models[1].robust.worst.label == 1
-    assert found.models[1].robust.mcd == 20.0
+    robust = rows(found, "absent")[1]
+    assert (robust["worst_class"], robust["max_class_difference_points"]) == ("1", 20.0)
     assert found.figures()[0].plot.data[1].y[1] is None
     json.dumps(found.to_dict(), allow_nan=False)
 
     random = np.random.default_rng(0)
-    natural, *robust = random.integers(0, 50, (3, 200))
+    natural, *others = random.integers(0, 50, (3, 200))
     runs = [
-        make_run(str(place), matrix(row.tolist(), 50), matrix(natural.tolist(), 50)) for place, row in enumerate(robust)
+        make_run(str(place), matrix(row.tolist(), 50), matrix(natural.tolist(), 50)) for place, row in enumerate(others)
     ]
     bars = gap(*runs).figures()[0]
     weakest = np.sort(np.argsort(natural, kind="stable")[:20])

@@ -22,31 +22,36 @@ BASE = [[12, 8, 0], [2, 16, 2], [0, 4, 16]]
 BETTER = [[19, 1, 0], [3, 15, 2], [0, 5, 15]]
 
 
+def column(found, model: str, name: str) -> list:
+    """One column of one model, in label order."""
+    return found.frame.query("model == @model").sort_values("label")[name].tolist()
+
+
 def test_differences_are_paired_on_shared_examples(make_run) -> None:
     runs = make_run("base", BASE), make_run("better", BETTER)
     found = radar(*runs, attack="pgd")
-    assert found.paired
-    assert [part.value for part in found.models[0].by_class] == [60.0, 80.0, 80.0]
-    assert found.models[0].differences == []
-    assert [part.points for part in found.models[1].differences] == [35.0, -5.0, -5.0]
+    assert found.about["paired"]
+    assert column(found, "base", "accuracy_percent") == [60.0, 80.0, 80.0]
+    assert np.isnan(column(found, "base", "difference_points")).all()
+    assert column(found, "better", "difference_points") == [35.0, -5.0, -5.0]
     before, after = (load_report(run).verdicts for run in runs)
     expected = paired_changes(before.label, before.survived("pgd"), after.survived("pgd"), 3)
-    for part, change in zip(found.models[1].differences, expected, strict=True):
-        assert (part.gained, part.lost, part.p_value) == (change.gained, change.lost, change.p_value)
+    for name in ("gained", "lost", "p_value"):
+        assert column(found, "better", name) == [getattr(change, name) for change in expected]
     # Class 0: its first 12 examples survive the one and its first 19 the other, so that seven are gained.
-    assert (found.models[1].differences[0].gained, found.models[1].differences[0].lost) == (7, 0)
-    assert found.models[1].differences[0].p_value == pytest.approx(3 * binomtest(7, 7).pvalue)
+    assert (column(found, "better", "gained")[0], column(found, "better", "lost")[0]) == (7, 0)
+    assert column(found, "better", "p_value")[0] == pytest.approx(3 * binomtest(7, 7).pvalue)
     assert "1 classes higher, 2 lower (significant: 1 higher, 0 lower)" in found.finding
     assert "from 1 -5.0 points, p = 1.000 to 0 +35.0 points, p = 0.047" in found.finding
 
 
 def test_different_examples_have_no_p_values(make_run) -> None:
     found = radar(make_run("base", BASE), make_run("fewer", [[5, 5, 0], [0, 9, 1], [0, 0, 10]]))
-    assert not found.paired
-    assert [part.points for part in found.models[1].differences] == [-10.0, 10.0, 20.0]
-    assert {part.p_value for part in found.models[1].differences} == {None}
+    assert not found.about["paired"]
+    assert column(found, "fewer", "difference_points") == [-10.0, 10.0, 20.0]
     assert "significant" not in found.finding
-    assert found.frame["p_value"].isna().all()
+    assert "p = " not in found.finding
+    assert found.frame[["p_value", "gained", "lost"]].isna().all(axis=None)
 
 
 def test_figure_is_closed_and_in_label_order(make_run) -> None:
@@ -64,7 +69,7 @@ def test_figure_is_closed_and_in_label_order(make_run) -> None:
     assert "<b>dog</b>" in [text.get_text() for text in axes.texts]
     assert axes.get_ylim() == (0, 100)
     low, high = drawn.data[1].low[0], drawn.data[1].high[0]
-    assert low == found.models[1].by_class[0].low < 95.0 < high
+    assert low == column(found, "better", "accuracy_percent_low")[0] < 95.0 < high
     differences = found.figures()[1].plot
     assert list(differences.data[0].y) == [35.0, -5.0, -5.0]
     assert differences.data[0].color.lower() == axes.lines[1].get_color()
@@ -72,8 +77,8 @@ def test_figure_is_closed_and_in_label_order(make_run) -> None:
 
 def test_natural_and_worst_case_results(make_run) -> None:
     runs = make_run("a", BASE, natural=BETTER), make_run("b", BETTER, natural=BASE)
-    assert [part.points for part in radar(*runs, attack="natural").models[1].differences] == [-35.0, 5.0, 5.0]
-    assert radar(*runs).attack == "worst-case"
+    assert column(radar(*runs, attack="natural"), "b", "difference_points") == [-35.0, 5.0, 5.0]
+    assert radar(*runs).about["attack"] == "worst-case"
 
 
 def test_figure_shows_the_weakest_of_many_classes(make_run) -> None:
@@ -87,10 +92,10 @@ def test_figure_shows_the_weakest_of_many_classes(make_run) -> None:
         return make_run(name, counts.tolist(), classes=names)
 
     found = radar(run("one", one), run("other", other))
-    assert found.shown == np.sort(np.argsort(one, kind="stable")[:20]).tolist()
-    assert len(found.models[1].differences) == 100
+    assert found.frame["label"].tolist() == np.argsort(one, kind="stable").repeat(2).tolist()
+    assert len(column(found, "other", "difference_points")) == 100
     drawn = found.figures()[0]
-    assert drawn.plot.names == [names[label] for label in found.shown]
+    assert drawn.plot.names == [names[label] for label in np.sort(np.argsort(one, kind="stable")[:20])]
     assert "20 weakest classes" in drawn.title
     assert found.tables()[0].foot == "20 of 200 rows; the parquet file has all."
     assert len(found.tables()[0].rows) == 20
@@ -108,7 +113,6 @@ def test_absent_classes_leave_gaps(make_run) -> None:
     missing = np.array(BETTER)
     missing[1] = 0
     found = radar(make_run("base", BASE), make_run("missing", missing.tolist()))
-    assert found.models[1].differences[1].points is None
     assert list(found.figures()[0].plot.data[1].y) == [95.0, None, 75.0]
     assert found.frame.query("label == 1")["difference_points"].isna().all()
     json.dumps(found.to_dict(), allow_nan=False)
@@ -119,7 +123,7 @@ def test_one_or_two_classes_are_bars(make_run) -> None:
     assert isinstance(two.figures()[0].plot, Bars)
     one = radar(make_run("c", [[5]]), make_run("d", [[5]]))
     assert list(one.figures()[0].plot.data[1].y) == [100.0]
-    assert one.models[1].differences[0].points == 0
+    assert column(one, "d", "difference_points") == [0]
 
 
 def test_bad_input(make_run) -> None:
@@ -132,7 +136,7 @@ def test_bad_input(make_run) -> None:
         radar(run, run, attack="cw")
     with pytest.raises(InputError, match="classes"):
         radar(run, make_run("other", BASE, classes=["a", "b", "c"]))
-    assert [one.model for one in radar(*[run] * 6).models] == ["run", *(f"run ({number})" for number in range(2, 7))]
+    assert radar(*[run] * 6).about["models"] == ["run", *(f"run ({number})" for number in range(2, 7))]
 
 
 def test_unique_names_of_runs(make_run) -> None:
