@@ -1,8 +1,10 @@
-"""Percentile bootstrap of means over images."""
+"""Bootstrap intervals, and the percentile bootstrap of means over images."""
 
 # N examples
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,15 @@ Floats = NDArray[np.float64]
 RESAMPLES = 2000
 AT_ONCE = 2**20
 """Maximum number of values drawn at once, which bounds the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A number with its 95% bootstrap interval; null if it is not defined."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 def resampled_means(values: Floats, random: np.random.Generator) -> Floats:

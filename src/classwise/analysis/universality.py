@@ -18,7 +18,8 @@ because of added noise; with two or three runs per setting, the part of the inte
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -27,31 +28,19 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from classwise.analysis.bootstrap import Measured
 from classwise.analysis.correlation import FEWEST, Floats
 from classwise.analysis.plots import shown_classes, shown_suffix
-from classwise.analysis.result import AnalysisResult, Record, format_number, frame_of, interval_columns
+from classwise.analysis.result import AnalysisResult, format_number, frame_of, interval_columns
 from classwise.analysis.retraining import recipe_if_trained
 from classwise.analysis.run import Run, capitalized, compare_runs, condition, open_runs
 from classwise.core.errors import InputError
 from classwise.reporting.figures import Figure, heatmap
 from classwise.reporting.formatting import class_name
-from classwise.reporting.part import Part
 
 RESAMPLES = 1000
 SEVERAL = "several keys"
 UNKNOWN = "unknown keys"
-
-
-class Agreement(Part):
-    """A mean of coefficients, or a difference of two, with its interval; null if no pair of runs has one."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-
-    def __str__(self) -> str:
-        interval = "" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]"
-        return ("–" if self.value is None else f"{self.value:.2f}") + interval
 
 
 def universality(*runs: Run | str | Path, attack: str | None = None, seed: int = 0) -> AnalysisResult:
@@ -60,7 +49,7 @@ def universality(*runs: Run | str | Path, attack: str | None = None, seed: int =
     key, comparison = compare_runs(opened, attack)
     if not comparison.paired:
         raise InputError("the runs were not all evaluated on the same examples; agreement needs that")
-    labels, classes = opened[0].verdicts.label, comparison.dataset.classes
+    labels, classes, models = opened[0].verdicts.label, comparison.dataset.classes, comparison.models
     order = np.argsort(labels, kind="stable")
     survived = np.stack([run.verdicts.survived(key)[order] for run in opened], 1)  # (N, R)
     present, begin, n = np.unique(labels[order], return_index=True, return_counts=True)
@@ -73,72 +62,57 @@ def universality(*runs: Run | str | Path, attack: str | None = None, seed: int =
     shares = _class_accuracies(survived, begin, n)
     coefficients = _coefficients(shares)
     found = pairing.means(coefficients, np.ones(len(opened)))
-    random = np.random.default_rng(seed)
-    drawn = np.empty((RESAMPLES, *found.shape))
-    for one in drawn:
-        examples = np.repeat(begin, n) + (random.random(len(labels)) * np.repeat(n, n)).astype(np.int64)
-        again = _coefficients(_class_accuracies(survived[examples], begin, n))
-        one[:] = pairing.means(again, pairing.drawn(random))
+    drawn = _resampled(survived, begin, n, pairing, seed)
+    places = range(len(settings))
+    agreements = [[_agreement(found[i, j], drawn[:, i, j]) for j in places] for i in places]
 
-    names = _setting_names(comparison.models, recipes, member)
-    by_class: list[list[float | None]] = [[None] * len(classes) for _ in settings]
-    means = np.stack([shares[:, member == place].mean(1) for place in range(len(settings))])
-    for place, row in enumerate(means):
-        for label, value in zip(present, row, strict=True):
-            by_class[place][label] = round(100 * float(value), 4)
-    between = [(i, j) for i in range(len(settings)) for j in range(i + 1, len(settings))]
-    changed = {(i, j): _changed(settings[i], settings[j]) for i, j in between}
-    ceilings = _ceilings(found)
-    values = Record(
-        dataset=comparison.dataset.name,
-        attack=key,
-        classes=list(classes),
-        settings=[
-            Record(
-                name=names[place],
-                changed=[] if place == 0 else changed[0, place],
-                runs=[run for run, own in zip(comparison.models, member, strict=True) if own == place],
-                average=round(100 * float(survived[:, member == place].mean()), 4),
-                by_class=by_class[place],
-                weakest=int(present[means[place].argmin()]),
-                within=_agreement(found[place, place], drawn[:, place, place]),
-            )
-            for place in range(len(settings))
-        ],
-        pairs=[
-            Record(
-                one=names[i],
-                other=names[j],
-                changed=changed[i, j],
-                agreement=_agreement(found[i, j], drawn[:, i, j]),
-                ceiling=_known(ceilings[i, j]),
-            )
-            for i, j in between
-        ],
-        changes=_changes(changed, found, drawn),
-        runs=comparison.models,
-        coefficients=[[_known(value) for value in row] for row in coefficients],
+    names, ceilings = _setting_names(models, recipes, member), _ceilings(found)
+    own = [member == place for place in places]
+    by_class = np.full((len(settings), len(classes)), np.nan)
+    by_class[:, present] = [100 * shares[:, runs].mean(1) for runs in own]
+    weakest = np.nanargmin(by_class, axis=1)
+    changed = {(i, j): _changed(settings[i], settings[j]) for i, j in combinations(places, 2)}
+    frames = {
+        "runs": frame_of(
+            {
+                "run": models[i],
+                "other_run": models[j],
+                "setting": names[member[i]],
+                "other_setting": names[member[j]],
+                "spearman": _known(coefficients[i, j]),
+                **interval_columns("agreement_of_settings", agreements[member[i]][member[j]]),
+            }
+            for i in range(len(models))
+            for j in range(i)
+        ),
+        "settings": frame_of(
+            {
+                "setting": name,
+                "changed": ", ".join(changed.get((0, place), [])) or "–",
+                "runs": int(own[place].sum()),
+                "average_percent": _known(100 * survived[:, own[place]].mean()),
+                "weakest_class": classes[weakest[place]],
+                "weakest_class_percent": _known(by_class[place, weakest[place]]),
+                **interval_columns("agreement_between_seeds", agreements[place][place]),
+                **interval_columns("agreement_with_first", agreements[0][place] if place else Measured()),
+                "ceiling_with_first": _known(ceilings[0, place]) if place else None,
+            }
+            for place, name in enumerate(names)
+        ),
+        "changes": frame_of(_changes(changed, found, drawn)),
+    }
+    label, times = Counter(weakest.tolist()).most_common(1)[0]
+    finding = (
+        f"{capitalized(condition(key))}, {class_name(classes[label])} is the weakest in {times} of {len(settings)} "
+        f"settings{_agreements(frames['settings'], frames['changes'])}."
     )
-    finding = _finding(values)
+    alt = f"{len(names)} settings on {comparison.dataset.name}. {finding}"
     return AnalysisResult(
         name="universality",
         finding=finding,
-        values=values,
-        frames={
-            "runs": _run_frame(values),
-            "settings": _setting_frame(values),
-            "changes": frame_of(
-                {
-                    "changed": change.what,
-                    "pairs": change.pairs,
-                    **interval_columns("agreement", change.agreement),
-                    "ceiling": change.ceiling,
-                    **interval_columns("ceiling_minus_agreement", change.lost),
-                }
-                for change in values.changes
-            ),
-        },
-        draw=lambda: _figures(values, finding),
+        about={"models": models, "dataset": comparison.dataset.name, "attack": key, "classes": classes, "seed": seed},
+        frames=frames,
+        draw=lambda: [_matrix(agreements, names, key, alt), _accuracies(by_class, names, classes, key, alt)],
     )
 
 
@@ -169,6 +143,20 @@ class _Pairing:
         return times
 
 
+def _resampled(
+    survived: NDArray[np.bool_], begin: NDArray[np.int64], n: NDArray[np.int64], pairing: _Pairing, seed: int
+) -> Floats:
+    """Return (RESAMPLES, S, S) mean coefficients of resampled examples and runs."""
+    random = np.random.default_rng(seed)
+
+    def drawn() -> Floats:
+        examples = np.repeat(begin, n) + (random.random(len(survived)) * np.repeat(n, n)).astype(np.int64)
+        again = _coefficients(_class_accuracies(survived[examples], begin, n))
+        return pairing.means(again, pairing.drawn(random))
+
+    return np.stack([drawn() for _ in range(RESAMPLES)])
+
+
 def _class_accuracies(survived: NDArray[np.bool_], begin: NDArray[np.int64], n: NDArray[np.int64]) -> Floats:
     """Return (K, R) accuracies from examples sorted by class."""
     return np.asarray(np.add.reduceat(survived, begin, 0, dtype=np.int64) / n[:, None])
@@ -190,36 +178,32 @@ def _ceilings(means: Floats) -> Floats:
     return np.asarray(root[..., :, None] * root[..., None, :])
 
 
-def _changes(changed: Mapping[tuple[int, int], list[str]], found: Floats, drawn: Floats) -> list[Record]:
+def _changes(changed: Mapping[tuple[int, int], list[str]], found: Floats, drawn: Floats) -> Iterator[dict[str, Any]]:
+    """Return the mean agreement of all pairs of settings that differ in the same key."""
     groups: dict[str, list[tuple[int, int]]] = {}
     for pair, keys in changed.items():
         groups.setdefault(keys[0] if len(keys) == 1 else SEVERAL, []).append(pair)
     ceilings, drawn_ceilings = _ceilings(found), _ceilings(drawn)
-    changes = []
     for what, pairs in groups.items():
         i, j = np.array(pairs).T
         bounded = ~np.isnan(ceilings[i, j])
         lost = (ceilings - found)[i, j][bounded]
         drawn_lost = (drawn_ceilings - drawn)[:, i, j][:, bounded]
-        changes.append(
-            Record(
-                what=what,
-                pairs=len(pairs),
-                agreement=_agreement(_mean_known(found[i, j]), _mean_known(drawn[:, i, j])),
-                ceiling=_known(_mean_known(ceilings[i, j])),
-                lost=_agreement(_mean_known(lost), _mean_known(drawn_lost)),
-            )
-        )
-    return changes
+        yield {
+            "changed": what,
+            "pairs": len(pairs),
+            **interval_columns("agreement", _agreement(_mean_known(found[i, j]), _mean_known(drawn[:, i, j]))),
+            "ceiling": _known(_mean_known(ceilings[i, j])),
+            **interval_columns("ceiling_minus_agreement", _agreement(_mean_known(lost), _mean_known(drawn_lost))),
+        }
 
 
-def _agreement(value: Floats, drawn: Floats) -> Agreement:
-    """Return a mean with the middle 95% of its resampled values."""
+def _agreement(value: Floats, drawn: Floats) -> Measured:
+    """Return a mean with the middle 95% of its resampled values; null if no pair of runs has a coefficient."""
     known = drawn[~np.isnan(drawn)]
     if np.isnan(value) or not len(known):
-        return Agreement(value=_known(value), low=None, high=None)
-    low, high = np.quantile(known, [0.025, 0.975])
-    return Agreement(value=_known(value), low=_known(low), high=_known(high))
+        return Measured(_known(value))
+    return Measured(_known(value), *map(_known, np.quantile(known, [0.025, 0.975])))
 
 
 def _recipe(run: Run) -> dict[str, Any] | None:
@@ -276,86 +260,46 @@ def _known(value: float | Floats) -> float | None:
     return None if np.isnan(value) else round(float(value), 4)
 
 
-def _run_frame(values: Record) -> pd.DataFrame:
-    """Return one row for each pair of runs."""
-    setting = {run: one.name for one in values.settings for run in one.runs}
-    rows = [
-        {"run": one, "other_run": other, "setting": setting[one], "other_setting": setting[other], "spearman": value}
-        for place, one in enumerate(values.runs)
-        for other, value in zip(values.runs[:place], values.coefficients[place], strict=False)
-    ]
-    return frame_of(rows)
+def _agreements(settings: pd.DataFrame, changes: pd.DataFrame) -> str:
+    """Return the part of the finding about agreement."""
+    sentence = ""
+    within = settings["agreement_between_seeds"].dropna()
+    if len(within):
+        sentence += f"; Spearman's coefficient of the class accuracies is {within.mean():.2f} between seeds"
+    if changes.empty or changes["agreement"].isna().all():
+        return sentence
+    least = changes.loc[changes["agreement"].idxmin()]
+    interval = "" if pd.isna(least.agreement_low) else f" [{least.agreement_low:.2f}, {least.agreement_high:.2f}]"
+    ceiling = "" if pd.isna(least.ceiling) else f", with a ceiling of {format_number(least.ceiling)}"
+    between = f"Spearman's coefficient is lowest between settings that differ in {least.changed}"
+    return f"{sentence}; {between}: {least.agreement:.2f}{interval}{ceiling}"
 
 
-def _setting_frame(values: Record) -> pd.DataFrame:
-    first = values.settings[0].name
-    with_first = {pair.other: pair for pair in values.pairs if pair.one == first}
-    nothing = Record(agreement=Agreement(value=None, low=None, high=None), ceiling=None)
-    return frame_of(
-        {
-            "setting": one.name,
-            "changed": ", ".join(one.changed) or "–",
-            "runs": len(one.runs),
-            "average_percent": one.average,
-            "weakest_class": values.classes[one.weakest],
-            "weakest_class_percent": one.by_class[one.weakest],
-            **interval_columns("agreement_between_seeds", one.within),
-            **interval_columns("agreement_with_first", with_first.get(one.name, nothing).agreement),
-            "ceiling_with_first": with_first.get(one.name, nothing).ceiling,
-        }
-        for one in values.settings
+def _matrix(agreements: Sequence[Sequence[Measured]], names: Sequence[str], attack: str, about: str) -> Figure:
+    cells = [[one.value for one in row] for row in agreements]
+    return heatmap(
+        cells,
+        title=f"Agreement on the order of the classes, {attack}; on the diagonal, between seeds",
+        alt=f"Matrix of Spearman's coefficients. {about}",
+        names=names,
+        x="setting",
+        y="setting",
+        unit="Spearman",
+        digits=2,
+        span=(min([0.0, *(value for row in cells for value in row if value is not None)]), 1.0),
     )
 
 
-def _finding(values: Record) -> str:
-    label, times = Counter(one.weakest for one in values.settings).most_common(1)[0]
-    sentence = (
-        f"{capitalized(condition(values.attack))}, {class_name(values.classes[label])} is the weakest in "
-        f"{times} of {len(values.settings)} settings"
+def _accuracies(by_class: Floats, names: Sequence[str], classes: Sequence[str], attack: str, about: str) -> Figure:
+    view = shown_classes([_known(value) for value in by_class.mean(0)])
+    return heatmap(
+        [[_known(row[label]) for label in view] for row in by_class],
+        title=f"Accuracy by class, {attack}{shown_suffix(view, classes)}",
+        alt=f"Matrix of accuracies by setting and class. {about}",
+        names=names,
+        columns=[classes[label] for label in view],
+        x="class",
+        y="setting",
+        unit="%",
+        span=(0, 100),
     )
-    within = [one.within.value for one in values.settings if one.within.value is not None]
-    if within:
-        sentence += f"; Spearman's coefficient of the class accuracies is {np.mean(within):.2f} between seeds"
-    known = [change for change in values.changes if change.agreement.value is not None]
-    if not known:
-        return f"{sentence}."
-    least = min(known, key=lambda change: float(change.agreement.value))
-    ceiling = "" if least.ceiling is None else f", with a ceiling of {format_number(least.ceiling)}"
-    between = f"Spearman's coefficient is lowest between settings that differ in {least.what}"
-    return f"{sentence}; {between}: {least.agreement}{ceiling}."
-
-
-def _figures(values: Record, finding: str) -> list[Figure]:
-    names = [one.name for one in values.settings]
-    cells = {frozenset((pair.one, pair.other)): pair.agreement.value for pair in values.pairs}
-    cells |= {frozenset((one.name,)): one.within.value for one in values.settings}
-    weakness = [
-        None if None in column else sum(column) / len(column)
-        for column in zip(*(one.by_class for one in values.settings), strict=True)
-    ]
-    view = shown_classes(weakness)
-    alt = f"{len(names)} settings on {values.dataset}. {finding}"
-    return [
-        heatmap(
-            [[cells[frozenset((one, other))] for other in names] for one in names],
-            title=f"Agreement on the order of the classes, {values.attack}; on the diagonal, between seeds",
-            alt=f"Matrix of Spearman's coefficients. {alt}",
-            names=names,
-            x="setting",
-            y="setting",
-            unit="Spearman",
-            digits=2,
-            span=(min([0.0, *(value for value in cells.values() if value is not None)]), 1.0),
-        ),
-        heatmap(
-            [[one.by_class[label] for label in view] for one in values.settings],
-            title=f"Accuracy by class, {values.attack}{shown_suffix(view, values.classes)}",
-            alt=f"Matrix of accuracies by setting and class. {alt}",
-            names=names,
-            columns=[values.classes[label] for label in view],
-            x="class",
-            y="setting",
-            unit="%",
-            span=(0, 100),
-        ),
-    ]

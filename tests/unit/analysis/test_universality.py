@@ -85,79 +85,98 @@ def spearman(one: str, other: str) -> float:
     return float(spearmanr(CORRECT[one], CORRECT[other]).statistic)
 
 
+def setting(found, name: str) -> dict[str, Any]:
+    """The row of a setting."""
+    (row,) = found.frames["settings"].query("setting == @name").to_dict("records")
+    return row
+
+
+def agreement(found, one: str, other: str) -> tuple[float, float, float]:
+    """The agreement of two settings with its interval, which all pairs of their runs repeat."""
+    names = [f"agreement_of_settings{end}" for end in ("", "_low", "_high")]
+    pairs = found.frame[["setting", "other_setting"]].apply(set, axis=1) == {one, other}
+    (values,) = found.frame[pairs][names].drop_duplicates().to_numpy().tolist()
+    return tuple(values)
+
+
 def test_agreement_is_the_mean_coefficient_over_pairs_with_different_seeds(make: Make) -> None:
     found = universality(*(make(name, correct) for name, correct in CORRECT.items()))
     names = list(CORRECT)
-    assert found.runs == names
-    for i, j in combinations(range(len(names)), 2):
-        assert found.coefficients[i][j] == pytest.approx(spearman(names[i], names[j]), abs=1e-4)
-    base, lenet, sgd = found.settings
-    assert [(one.name, one.runs) for one in found.settings] == [
-        ("base", names[:3]),
-        ("lenet", names[3:5]),
-        ("sgd", names[5:]),
-    ]
-    assert [one.changed for one in found.settings] == [[], ["model"], ["optimizer"]]
-    within = [np.mean([spearman(*pair) for pair in combinations(one.runs, 2)]) for one in (base, lenet)]
-    assert [base.within.value, lenet.within.value] == pytest.approx(within, abs=1e-4)
-    assert (sgd.within.value, sgd.within.low) == (None, None)
-    apart = [pair for pair in product(base.runs, lenet.runs) if pair[0][-1] != pair[1][-1]]
-    assert len(apart) == 4
-    pairs = {(pair.one, pair.other): pair for pair in found.pairs}
-    both = pairs["base", "lenet"]
-    assert both.agreement.value == pytest.approx(np.mean([spearman(*pair) for pair in apart]), abs=1e-4)
-    assert both.ceiling == pytest.approx(math.sqrt(within[0] * within[1]), abs=1e-4)
-    assert pairs["base", "sgd"].ceiling is None
-    changes = {change.what: change for change in found.changes}
-    assert list(changes) == ["model", "optimizer", "several keys"]
-    assert changes["model"].lost.value == pytest.approx(both.ceiling - both.agreement.value, abs=1e-3)
-    assert changes["optimizer"].lost.value is None
-    assert pairs["lenet", "sgd"].changed == ["model", "optimizer"]
-    means = 100 * np.mean([CORRECT[run] for run in base.runs], 0) / N
-    assert base.by_class == pytest.approx(means.tolist(), abs=1e-4)
-    assert (base.weakest, sgd.weakest) == (5, 0)
-    assert found.finding.startswith("Under all attacks, class 5 is the weakest in 2 of 3 settings; Spearman")
-    for part in [both.agreement, base.within, changes["model"].lost]:
-        assert part.low <= part.high
+    assert found.about["models"] == names
+    pairs = found.frame.set_index(["other_run", "run"])["spearman"]
+    for pair in combinations(names, 2):
+        assert pairs[pair] == pytest.approx(spearman(*pair), abs=1e-4)
     assert len(found.frame) == len(names) * (len(names) - 1) / 2
+    settings = found.frames["settings"]
+    assert settings["setting"].tolist() == ["base", "lenet", "sgd"]
+    assert settings["runs"].tolist() == [3, 2, 1]
+    assert set(found.frame.query("setting == 'lenet'")["run"]) == set(names[3:5])
+    assert settings["changed"].tolist() == ["–", "model", "optimizer"]
+    runs = {"base": names[:3], "lenet": names[3:5]}
+    within = [np.mean([spearman(*pair) for pair in combinations(own, 2)]) for own in runs.values()]
+    assert settings["agreement_between_seeds"].tolist() == pytest.approx([*within, np.nan], abs=1e-4, nan_ok=True)
+    assert settings["agreement_between_seeds_low"].isna().tolist() == [False, False, True]
+    apart = [pair for pair in product(*runs.values()) if pair[0][-1] != pair[1][-1]]
+    assert len(apart) == 4
+    both, low, high = agreement(found, "base", "lenet")
+    assert both == pytest.approx(np.mean([spearman(*pair) for pair in apart]), abs=1e-4)
+    lenet = setting(found, "lenet")
+    assert [lenet[f"agreement_with_first{end}"] for end in ("", "_low", "_high")] == [both, low, high]
+    assert lenet["ceiling_with_first"] == pytest.approx(math.sqrt(within[0] * within[1]), abs=1e-4)
+    assert np.isnan(setting(found, "sgd")["ceiling_with_first"])
+    changes = found.frames["changes"].set_index("changed")
+    assert list(changes.index) == ["model", "optimizer", "several keys"]
+    lost = changes["ceiling_minus_agreement"]
+    assert lost["model"] == pytest.approx(lenet["ceiling_with_first"] - both, abs=1e-3)
+    assert np.isnan(lost["optimizer"])
+    assert changes["agreement"]["several keys"] == agreement(found, "lenet", "sgd")[0]
+    means = 100 * np.mean([CORRECT[run] for run in runs["base"]], 0) / N
+    assert list(found.figures()[1].plot.z[0]) == pytest.approx(means.tolist(), abs=1e-4)
+    assert settings["weakest_class"].tolist()[::2] == ["5", "0"]
+    assert setting(found, "base")["weakest_class_percent"] == pytest.approx(means[5], abs=1e-4)
+    assert found.finding.startswith("Under all attacks, class 5 is the weakest in 2 of 3 settings; Spearman")
+    assert low <= high
+    assert (
+        setting(found, "base")["agreement_between_seeds_low"] <= setting(found, "base")["agreement_between_seeds_high"]
+    )
+    assert changes["ceiling_minus_agreement_low"]["model"] <= changes["ceiling_minus_agreement_high"]["model"]
 
 
 def test_equal_seeds_are_paired_without_others(make: Make) -> None:
     found = universality(make("base-0", CORRECT["base-0"]), make("sgd-0", CORRECT["sgd-0"]))
-    assert found.pairs[0].agreement.value == pytest.approx(spearman("base-0", "sgd-0"), abs=1e-4)
-    assert found.changes[0].ceiling is None
-    assert "seeds agree" not in found.finding
+    assert agreement(found, "base", "sgd")[0] == pytest.approx(spearman("base-0", "sgd-0"), abs=1e-4)
+    assert found.frames["changes"]["ceiling"].isna().all()
+    assert "between seeds" not in found.finding
     json.dumps(found.to_dict(), allow_nan=False)
 
 
 def test_changed_keys_within_tables(make: Make) -> None:
     found = universality(make("base-0", CORRECT["base-0"]), make("slow-1", CORRECT["base-1"]))
-    assert found.settings[1].changed == ["optimizer.lr"]
-    assert found.changes[0].what == "optimizer.lr"
+    assert found.frames["settings"]["changed"].tolist() == ["–", "optimizer.lr"]
+    assert found.frames["changes"]["changed"].tolist() == ["optimizer.lr"]
 
 
 def test_runs_without_recipe_are_separate_settings(make: Make) -> None:
     found = universality(make("one", CORRECT["base-0"]), make("two", CORRECT["base-0"]), make("base-0", [3] * 5 + [1]))
-    assert [one.name for one in found.settings] == ["one", "two", "base"]
-    assert found.settings[1].changed == ["unknown keys"]
-    assert found.pairs[0].agreement.value == 1.0
+    assert found.frames["settings"]["setting"].tolist() == ["one", "two", "base"]
+    assert setting(found, "two")["changed"] == "unknown keys"
+    assert agreement(found, "one", "two")[0] == 1.0
 
 
 def test_identical_and_reversed_orders(make: Make) -> None:
     correct = [0, 4, 8, 12, 16, 20]
     runs = [make(f"base-{seed}", correct) for seed in range(3)] + [make("lenet-3", correct[::-1])]
     found = universality(*runs)
-    assert found.settings[0].within.value == 1.0
-    assert found.pairs[0].agreement.value == -1.0
-    assert found.pairs[0].agreement.low == -1.0
+    assert setting(found, "base")["agreement_between_seeds"] == 1.0
+    assert agreement(found, "base", "lenet")[:2] == (-1.0, -1.0)
 
 
 def test_equal_classes_have_no_order(make: Make) -> None:
     runs = [make("base-0", [7] * 5), make("base-1", CORRECT["base-1"][:5]), make("lenet-0", CORRECT["lenet-0"][:5])]
     found = universality(*runs)
-    assert found.settings[0].within.value is None
-    assert found.coefficients[0] == [None, None, None]
-    assert found.pairs[0].agreement.value == pytest.approx(
+    assert np.isnan(setting(found, "base")["agreement_between_seeds"])
+    assert found.frame.query("other_run == 'base-0'")["spearman"].isna().tolist() == [True, True]
+    assert agreement(found, "base", "lenet")[0] == pytest.approx(
         float(spearmanr(CORRECT["base-1"][:5], CORRECT["lenet-0"][:5]).statistic), abs=1e-4
     )
     assert "–" in table_of("settings", found.frames["settings"]).rows[0]
@@ -178,8 +197,8 @@ def test_intervals_cover_the_population_coefficient(make: Make) -> None:
             make(f"{trial}/lenet-{number}", own[:, None] > difficulty, recipe={"ema": 0.1 * (number + 1)})
             for number, own in enumerate(means)
         ]
-        part = universality(*runs).pairs[0].agreement
-        held += part.low <= truth <= part.high
+        (row,) = universality(*runs).frame.to_dict("records")
+        held += row["agreement_of_settings_low"] <= truth <= row["agreement_of_settings_high"]
     assert 0.85 <= held / trials <= 1.0
 
 
@@ -188,7 +207,7 @@ def test_seed_changes_only_the_intervals(make: Make) -> None:
     one, same, other = (universality(*runs, seed=seed) for seed in (0, 0, 1))
     assert one == same
     assert one != other
-    assert one.coefficients == other.coefficients
+    assert one.frame["spearman"].equals(other.frame["spearman"])
 
 
 def test_names_are_escaped(make: Make) -> None:
@@ -203,7 +222,7 @@ def test_weakest_of_many_classes_are_shown(make: Make) -> None:
     random = np.random.default_rng(1)
     found = universality(*(make(f"base-{seed}", random.integers(0, N, 300)) for seed in range(2)))
     assert len(found.figures()[1].plot.columns) == 20
-    assert len(found.settings[0].by_class) == 300
+    assert "the 20 weakest classes" in found.figures()[1].title
 
 
 def test_bad_input(make: Make) -> None:
