@@ -13,18 +13,21 @@ the estimate as their median.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from classwise.analysis.bootstrap import Measured
+from classwise.metrics import worst_class
 from classwise.metrics.counts import Ints
 from classwise.repairs.accuracy import ClassAccuracy, Matrix, Vector, tenth_of
 from classwise.repairs.fit import REDRAWS, CrossFit
 from classwise.repairs.frontier import WEIGHTS, Objective, frontier
-from classwise.reporting.part import Part
+from classwise.reporting.estimates import ClassEstimate, estimate
 from classwise.storage.margins import Margins
 
 _TAIL = 2.5
@@ -33,14 +36,6 @@ _HALVES = 2
 _HALVINGS = 16
 _PASSES = 100
 Bools = NDArray[np.bool_]
-
-
-class Measured(Part):
-    """A number with its 95% bootstrap interval; null if it is not defined."""
-
-    value: float | None
-    low: float | None
-    high: float | None
 
 
 class Images:
@@ -62,7 +57,7 @@ class Images:
         return 100 * np.stack(parts, axis=1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scores:
     """Correctness of each image under biases that were fitted to the other half."""
 
@@ -73,7 +68,28 @@ class Scores:
     values: Matrix
     """(1 + R, P) robust accuracies in percent: of the images, then of every resample."""
 
+    @cached_property
+    def by_class(self) -> list[ClassEstimate]:
+        """Robust accuracy of each class."""
+        counts = zip(self.images.classes, self._correct.tolist(), self.images.counts.tolist(), strict=True)
+        return [
+            ClassEstimate(label=label, name=name, **estimate(correct, n))
+            for label, (name, correct, n) in enumerate(counts)
+        ]
+
+    @cached_property
+    def worst(self) -> tuple[ClassEstimate, float]:
+        """The worst class, and its selection-corrected accuracy in percent."""
+        lowest = worst_class(self._correct, self.images.counts)
+        assert lowest is not None
+        return self.by_class[lowest.label], rounded(100 * lowest.corrected)
+
     @property
+    def _correct(self) -> Ints:
+        """(K,) correct images of each class."""
+        return np.bincount(self.images.label[self.robust], minlength=len(self.images.classes)).astype(np.int64)
+
+    @cached_property
     def quantities(self) -> dict[str, Vector]:
         """(1 + R,) average, worst class, weakest tenth, MCD and CV."""
         ranked = np.sort(self.values, axis=1)
@@ -84,6 +100,10 @@ class Scores:
             "mcd": ranked[:, -1] - ranked[:, 0],
             "cv": ranked.var(axis=1),
         }
+
+    def number(self, quantity: str) -> float:
+        """Return a quantity without resampling, rounded."""
+        return rounded(self.quantities[quantity][0])
 
     @property
     def average(self) -> float:
@@ -190,25 +210,25 @@ def _between(path: Matrix, place: float) -> Vector:
 def measured(values: Vector) -> Measured:
     """Return the first of the values (1 + R,), with the middle 95% of the others as its interval."""
     low, high = np.percentile(_recentered(values), [_TAIL, 100 - _TAIL])
-    return Measured(value=rounded(values[0]), low=rounded(low), high=rounded(high))
+    return Measured(rounded(values[0]), rounded(low), rounded(high))
 
 
 def ratio(part: Vector, whole: Vector) -> Measured:
     """Return a part in percent of the whole; without an interval if that of the whole contains zero."""
     if whole[0] <= 0:
-        return Measured(value=None, low=None, high=None)
+        return Measured()
     value, recentered = 100 * part[0] / whole[0], _recentered(whole)
     if np.percentile(recentered, _TAIL) <= 0:
-        return Measured(value=rounded(value), low=None, high=None)
+        return Measured(rounded(value))
     present = recentered > 0
     low, high = np.percentile(100 * _recentered(part)[present] / recentered[present], [_TAIL, 100 - _TAIL])
-    return Measured(value=rounded(value), low=rounded(min(low, value)), high=rounded(max(high, value)))
+    return Measured(rounded(value), rounded(min(low, value)), rounded(max(high, value)))
 
 
 def removed(before: Vector, after: Vector) -> Measured:
     """Return the relative reduction of a nonnegative quantity in percent."""
     found = ratio(before - after, before)
-    return found if found.high is None else found.model_copy(update={"high": min(found.high, 100.0)})
+    return found if found.high is None else replace(found, high=min(found.high, 100.0))
 
 
 def rounded(value: Any) -> float:

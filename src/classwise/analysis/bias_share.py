@@ -21,32 +21,64 @@ over classes that were not attacked are upper bounds, see ``storage.margins``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from classwise.analysis.bias_fit import Fitted, Images, Measured, Scores, matching, measured, ratio, removed, rounded
-from classwise.analysis.plots import interval_series, shown_classes, shown_suffix
-from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
+from classwise.analysis.bias_fit import Fitted, Images, Scores, matching, measured, ratio, removed, rounded
+from classwise.analysis.bootstrap import Measured
+from classwise.analysis.plots import shown_classes, shown_suffix, weakest_first
+from classwise.analysis.result import AnalysisResult, frame_of, interval_columns
 from classwise.analysis.run import MOST_RUNS, Run, open_runs, unique_names
 from classwise.core.errors import InputError
 from classwise.core.threat import Threat
-from classwise.metrics import worst_class
-from classwise.repairs.accuracy import tenth_of
+from classwise.repairs.accuracy import Vector, tenth_of
 from classwise.repairs.frontier import WEIGHTS, Objective, Weak
-from classwise.reporting.estimates import ClassEstimate, estimate, share
+from classwise.reporting.estimates import share
 from classwise.reporting.figures import INK, SERIES_COLORS, Figure, Series, bars, points
 from classwise.storage.margins import Margins
 
-LOSSES = (0.5, 1.0, 2.0)
-"""Losses of the average, in points, that biases may cause."""
-SHOWN_LOSS = 1.0
-"""The loss that the finding and the figures use."""
+NONE = "none"
+LOSSES = {
+    "loss of at most 0.5": 0.5,
+    "loss of at most 1": 1.0,
+    "loss of at most 2": 2.0,
+    "highest worst class": None,
+}
+"""Limits on the loss of the average, in points."""
+SHOWN = "loss of at most 1"
+"""The biases that the finding and the figures use."""
 LEAST = 4
 """Minimum number of images of a class, two in each half."""
-LIFTED = {"worst": "worst class", "tenth": "weakest tenth"}
+
+Scored = Mapping[tuple[str, str], Scores]
+"""Held-out scores by model and biases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """A model, compared with the baseline without and with biases."""
+
+    name: str
+    before: Scores
+    own: Scores
+    shifted: Scores
+    """The baseline with biases, at the method's average or its own."""
+    matched: Scores
+    """The baseline with the biases that bring its class accuracies closest to the method's."""
+    repaired: Scores
+    """The method with biases."""
+    biases: Vector
+    """(K,) the biases of ``matched``, fitted to all images."""
+
+    def gain(self, quantity: str) -> tuple[Measured, Measured, Measured]:
+        """Return the gain of the method, that of the biases, and the share of the latter."""
+        end, start, middle = (one.quantities[quantity] for one in (self.own, self.before, self.shifted))
+        return measured(end - start), measured(middle - start), ratio(middle - start, end - start)
 
 
 def bias_share(*runs: Run | str | Path, weak: Weak = "worst", seed: int = 0) -> AnalysisResult:
@@ -59,96 +91,51 @@ def bias_share(*runs: Run | str | Path, weak: Weak = "worst", seed: int = 0) -> 
     classes, tables = opened[0].classes, _tables(opened)
     threat, names = _threat(tables[0]), unique_names(opened)
     images = Images(tables[0].label, classes, seed)
-    fitted = [Fitted(table, images, Objective(weak=weak)) for table in tables]
-    values = Record(
-        dataset=opened[0].report.dataset.name,
-        threat=f"{threat.norm} eps = {threat.text}",
-        weak=weak,
-        n=len(images.label),
-        classes=classes,
-        models=[_share_of(name, one) for name, one in zip(names, fitted, strict=True)],
-        methods=[_against(name, one, fitted[0]) for name, one in zip(names[1:], fitted[1:], strict=True)],
-    )
-    finding = _finding(values)
-    frames = {"classes": _class_frame(values), "biases": _bias_frame(values)}
-    if values.methods:
-        frames["gains"] = _gain_frame(values)
+    models = {name: Fitted(one, images, Objective(weak=weak)) for name, one in zip(names, tables, strict=True)}
+    base = names[0]
+    methods = [_against(name, models[name], models[base]) for name in names[1:]]
+    scored: dict[tuple[str, str], Scores] = {}
+    for name, model in models.items():
+        scored[name, NONE] = model.at(0)
+        scored |= {(name, biases): model.within(loss) for biases, loss in LOSSES.items()}
+    for one in methods:
+        scored[base, f"at the average of {one.name}"] = one.shifted
+        scored[base, f"matched to {one.name}"] = one.matched
+        scored[one.name, f"at the average of {base} with biases"] = one.repaired
+    lifted = {"worst": "worst class"}
+    if tenth_of(len(images.rows)) > 1:
+        lifted["tenth"] = "weakest tenth"
+    frames = {"classes": _class_frame(scored, methods), "biases": _bias_frame(scored)}
+    if methods:
+        frames["gains"] = frame_of(_gain_row(one, *pair) for one in methods for pair in lifted.items())
+    finding = "; ".join(_gain_text(one, base) for one in methods) + "." if methods else _effect_text(base, scored)
     return AnalysisResult(
-        name="bias-share", finding=finding, values=values, frames=frames, draw=lambda: _figures(values, finding)
+        name="bias-share",
+        finding=finding,
+        about={
+            "models": names,
+            "dataset": opened[0].report.dataset.name,
+            "threat": f"{threat.norm} eps = {threat.text}",
+            "n": len(images.label),
+            "weak": weak,
+            "seed": seed,
+        },
+        frames=frames,
+        draw=lambda: [*_bars(base, scored, methods, finding), *_frontiers(models, lifted, finding)],
     )
 
 
-def _share_of(name: str, fitted: Fitted) -> Record:
-    """Return the numbers of one model, with biases at every loss."""
-    path = [fitted.at(place) for place in range(len(WEIGHTS) + 1)]
-    before = path[0].quantities
-
-    def shift(loss: float | None) -> Record:
-        found = fitted.within(loss)
-        mcd, cv = (removed(before[name], found.quantities[name]) for name in ("mcd", "cv"))
-        return Record(loss=loss, profile=_profile(found), mcd_removed=mcd, cv_removed=cv)
-
-    def point(weight: float, found: Scores) -> Record:
-        numbers: dict[str, Any] = {key: rounded(found.quantities[key][0]) for key in ("average", "worst", "tenth")}
-        return Record(weight=weight, **numbers)
-
-    return Record(
-        model=name,
-        profile=_profile(path[0]),
-        shifts=[shift(loss) for loss in (*LOSSES, None)],
-        frontier=[point(weight, one) for weight, one in zip((0.0, *WEIGHTS), path, strict=True)],
-    )
-
-
-def _against(name: str, method: Fitted, base: Fitted) -> Record:
-    """Return the comparison of one model with the baseline."""
+def _against(name: str, method: Fitted, base: Fitted) -> Method:
     own, before = method.at(0), base.at(0)
-    limit = min(own.average, before.average)
-    shifted, matched = base.keeping(limit), base.matched(method)
-    repaired = method.keeping(min(own.average, shifted.average))
-    whole, left = own.squared_distance(before), own.squared_distance(matched)
-    end, start, reached = (_profile(one).worst_corrected for one in (own, before, shifted))
-    biases = zip(matching(base.fit.whole, method.fit.whole), base.images.counts, strict=True)
-
-    def explained(quantity: str) -> Record:
-        end, start, middle = (one.quantities[quantity] for one in (own, before, shifted))
-        gain, reached = end - start, middle - start
-        return Record(gain=measured(gain), reached=measured(reached), share=ratio(reached, gain))
-
-    return Record(
-        model=name,
-        limit=rounded(limit),
-        shifted=_profile(shifted),
-        worst=explained("worst"),
-        tenth=explained("tenth"),
-        share_corrected=rounded(100 * (reached - start) / (end - start)) if end > start else None,
-        repaired=_profile(repaired),
-        matched=_profile(matched),
-        biases=[rounded(bias) if count else None for bias, count in biases],
-        distance=rounded(np.sqrt(whole[0])),
-        distance_matched=rounded(np.sqrt(left[0])),
-        noise=rounded(own.noise(matched)),
-        explained=removed(whole, left),
-    )
-
-
-def _profile(scores: Scores) -> Record:
-    """Return held-out accuracies in percent; ``average`` and ``natural`` are means over classes."""
-    images, quantities = scores.images, scores.quantities
-    numbers: dict[str, Any] = {key: rounded(quantities[key][0]) for key in ("average", "tenth", "mcd", "cv")}
-    correct = np.bincount(images.label[scores.robust], minlength=len(images.classes)).astype(np.int64)
-    by_class = [
-        ClassEstimate(label=label, name=name, **estimate(int(correct[label]), int(images.counts[label])))
-        for label, name in enumerate(images.classes)
-    ]
-    lowest = worst_class(correct, images.counts)
-    assert lowest is not None
-    return Record(
-        worst=by_class[lowest.label],
-        worst_corrected=rounded(100 * lowest.corrected),
-        natural=rounded(images.values(scores.natural)[0].mean()),
-        by_class=by_class,
-        **numbers,
+    shifted = base.keeping(min(own.average, before.average))
+    return Method(
+        name=name,
+        before=before,
+        own=own,
+        shifted=shifted,
+        matched=base.matched(method),
+        repaired=method.keeping(min(own.average, shifted.average)),
+        biases=np.where(base.images.counts > 0, matching(base.fit.whole, method.fit.whole), np.nan),
     )
 
 
@@ -197,165 +184,139 @@ def _threat(table: Margins) -> Threat:
     return Threat.parse(str(table.info.get("eps")), str(table.info.get("norm")))
 
 
-def _lifted(values: Record) -> dict[str, str]:
-    """Return what biases raise: the worst class, and the weakest tenth if that is more than one class."""
-    present = sum(part.value is not None for part in values.models[0].profile.by_class)
-    return {key: name for key, name in LIFTED.items() if key == "worst" or tenth_of(present) > 1}
-
-
-def _shift_name(shift: Record) -> str:
-    return "highest worst class" if shift.loss is None else f"loss of at most {shift.loss:g}"
-
-
-def _shown(model: Record) -> Record:
-    found: Record = next(shift for shift in model.shifts if shift.loss == SHOWN_LOSS)
-    return found
-
-
-def _profiles(values: Record) -> list[tuple[str, str, Record, Record | None]]:
-    """Return the model, the biases, the profile and the shift (if any) of every scored model."""
-    found: list[tuple[str, str, Record, Record | None]] = []
-    for model in values.models:
-        found.append((model.model, "none", model.profile, None))
-        found += [(model.model, _shift_name(shift), shift.profile, shift) for shift in model.shifts]
-    base = values.models[0].model
-    for one in values.methods:
-        found += [
-            (base, f"at the average of {one.model}", one.shifted, None),
-            (base, f"matched to {one.model}", one.matched, None),
-            (one.model, f"at the average of {base} with biases", one.repaired, None),
-        ]
-    return found
-
-
-def _class_frame(values: Record) -> pd.DataFrame:
+def _class_frame(scored: Scored, methods: Sequence[Method]) -> pd.DataFrame:
     """Return one row for each scored model and class, from the weakest class of the baseline."""
-    matched = {f"matched to {one.model}": one.biases for one in values.methods}
-    order = sorted(values.models[0].profile.by_class, key=lambda part: (part.value is None, part.value or 0.0))
-    rows = [
-        {
-            "class": part.name,
-            "label": part.label,
-            "model": model,
-            "biases": biases,
-            **interval_columns("robust_accuracy_percent", profile.by_class[part.label]),
-            "n": part.n,
-            "bias": matched[biases][part.label] if biases in matched else None,
-        }
-        for part in order
-        for model, biases, profile, _ in _profiles(values)
-    ]
-    return frame_of(rows)
-
-
-def _bias_frame(values: Record) -> pd.DataFrame:
-    nothing = Measured(value=None, low=None, high=None)
+    matched = {f"matched to {one.name}": one.biases for one in methods}
+    first = next(iter(scored.values())).by_class
     return frame_of(
         {
+            "class": first[label].name,
+            "label": label,
             "model": model,
             "biases": biases,
-            **interval_columns("worst_class_percent", profile.worst),
-            "worst_class": profile.worst.name,
-            "worst_class_corrected_percent": profile.worst_corrected,
-            "average_percent": profile.average,
-            "weakest_tenth_percent": profile.tenth,
-            "natural_percent": profile.natural,
-            "max_class_difference_points": profile.mcd,
-            "class_variance": profile.cv,
-            **interval_columns("max_class_difference_removed_percent", shift.mcd_removed if shift else nothing),
-            **interval_columns("class_variance_removed_percent", shift.cv_removed if shift else nothing),
+            **interval_columns("robust_accuracy_percent", scores.by_class[label]),
+            "n": first[label].n,
+            "bias": rounded(matched[biases][label]) if biases in matched else None,
         }
-        for model, biases, profile, shift in _profiles(values)
+        for label in weakest_first([part.value for part in first])
+        for (model, biases), scores in scored.items()
     )
 
 
-def _gain_frame(values: Record) -> pd.DataFrame:
-    return frame_of(
-        {
-            "method": one.model,
-            "quantity": name,
-            **interval_columns("gain_points", one[key].gain),
-            **interval_columns("reached_by_biases_points", one[key].reached),
-            **interval_columns("share_of_gain_percent", one[key].share),
-            "share_of_corrected_gain_percent": one.share_corrected if key == "worst" else None,
-            **interval_columns("profile_explained_percent", one.explained),
-            "profile_difference_points": one.distance,
-            "profile_difference_matched_points": one.distance_matched,
-            "sampling_noise_points": one.noise,
-            "average_of_baseline_with_biases_percent": one.shifted.average,
+def _bias_frame(scored: Scored) -> pd.DataFrame:
+    def row(model: str, biases: str, scores: Scores) -> dict[str, object]:
+        worst, corrected = scores.worst
+        mcd, cv = (_removed(scored, model, biases, quantity) for quantity in ("mcd", "cv"))
+        return {
+            "model": model,
+            "biases": biases,
+            **interval_columns("worst_class_percent", worst),
+            "worst_class": worst.name,
+            "worst_class_corrected_percent": corrected,
+            "average_percent": scores.number("average"),
+            "weakest_tenth_percent": scores.number("tenth"),
+            "natural_percent": rounded(scores.images.values(scores.natural)[0].mean()),
+            "max_class_difference_points": scores.number("mcd"),
+            "class_variance": scores.number("cv"),
+            **interval_columns("max_class_difference_removed_percent", mcd),
+            **interval_columns("class_variance_removed_percent", cv),
         }
-        for one in values.methods
-        for key, name in _lifted(values).items()
-    )
+
+    return frame_of(row(*key, scores) for key, scores in scored.items())
 
 
-def _finding(values: Record) -> str:
-    base = values.models[0]
-    if values.methods:
-        return "; ".join(_gain(one, base.model) for one in values.methods) + "."
-    shift, before = _shown(base), base.profile
+def _removed(scored: Scored, model: str, biases: str, quantity: str) -> Measured:
+    """Return what biases with a limited loss remove of a quantity, in percent; null for others."""
+    if biases not in LOSSES:
+        return Measured()
+    return removed(*(scored[model, one].quantities[quantity] for one in (NONE, biases)))
+
+
+def _gain_row(one: Method, quantity: str, name: str) -> dict[str, object]:
+    gain, reached, part = one.gain(quantity)
+    whole, left = one.own.squared_distance(one.before), one.own.squared_distance(one.matched)
+    start, middle, end = (scores.worst[1] for scores in (one.before, one.shifted, one.own))
+    corrected = rounded(100 * (middle - start) / (end - start)) if quantity == "worst" and end > start else None
+    return {
+        "method": one.name,
+        "quantity": name,
+        **interval_columns("gain_points", gain),
+        **interval_columns("reached_by_biases_points", reached),
+        **interval_columns("share_of_gain_percent", part),
+        "share_of_corrected_gain_percent": corrected,
+        **interval_columns("profile_explained_percent", removed(whole, left)),
+        "profile_difference_points": rounded(np.sqrt(whole[0])),
+        "profile_difference_matched_points": rounded(np.sqrt(left[0])),
+        "sampling_noise_points": rounded(one.own.noise(one.matched)),
+        "average_of_baseline_with_biases_percent": one.shifted.number("average"),
+    }
+
+
+def _effect_text(base: str, scored: Scored) -> str:
+    before, after = scored[base, NONE], scored[base, SHOWN]
+    (worst, _), (raised, _) = before.worst, after.worst
     return (
-        f"{base.model}: class biases change the worst class from {before.worst.value:.1f}% ({before.worst.name}) to "
-        f"{shift.profile.worst.value:.1f}% ({shift.profile.worst.name}), the average from {before.average:.1f}% to "
-        f"{shift.profile.average:.1f}%, and remove {share(shift.mcd_removed, '%')} of the maximum class difference."
+        f"{base}: class biases change the worst class from {worst.value:.1f}% ({worst.name}) to "
+        f"{raised.value:.1f}% ({raised.name}), the average from {before.number('average'):.1f}% to "
+        f"{after.number('average'):.1f}%, and remove {share(_removed(scored, base, SHOWN, 'mcd'), '%')} of the maximum "
+        "class difference."
     )
 
 
-def _gain(one: Record, base: str) -> str:
-    gain, part = one.worst.gain, one.worst.share
-    if gain.value <= 0:
-        return f"{one.model} does not raise the worst class over {base} ({share(gain, ' points')})"
-    sentence = f"{one.model} raises the worst class of {base} by {share(gain, ' points')}"
-    at = f"at an average of {one.shifted.average:.1f}%"
+def _gain_text(one: Method, base: str) -> str:
+    gain, reached, part = one.gain("worst")
+    if gain.value is None or gain.value <= 0:
+        return f"{one.name} does not raise the worst class over {base} ({share(gain, ' points')})"
+    sentence = f"{one.name} raises the worst class of {base} by {share(gain, ' points')}"
+    at = f"at an average of {one.shifted.number('average'):.1f}%"
     if part.low is None:
-        return (
-            f"{sentence}, which is not significant; class biases alone reach {share(one.worst.reached, ' points')} {at}"
-        )
+        return f"{sentence}, which is not significant; class biases alone reach {share(reached, ' points')} {at}"
     return f"{sentence}, of which class biases alone reach {share(part, '%')} {at}"
 
 
-def _figures(values: Record, finding: str) -> list[Figure]:
-    base, own = values.models[0], {one.model: one.profile for one in values.models}
-    found = [
-        _bars(
-            f"{base.model} and {one.model} by class",
-            {base.model: base.profile, f"{base.model} with biases": one.shifted, one.model: own[one.model]},
-            finding,
+def _bars(base: str, scored: Scored, methods: Sequence[Method], finding: str) -> list[Figure]:
+    drawn = {
+        f"{base} and {one.name} by class": {base: one.before, f"{base} with biases": one.shifted, one.name: one.own}
+        for one in methods
+    } or {
+        f"{base} by class, without and with biases": {
+            base: scored[base, NONE],
+            f"with biases, {SHOWN}": scored[base, SHOWN],
+        }
+    }
+    first = scored[base, NONE]
+    classes, view = first.images.classes, shown_classes([part.value for part in first.by_class])
+    return [
+        bars(
+            [classes[label] for label in view],
+            [Series.of(name, [scores.by_class[label] for label in view]) for name, scores in series.items()],
+            title=f"{title}{shown_suffix(view, classes)}",
+            alt=f"Bars of the robust accuracy of each class: {', '.join(series)}. {finding}",
+            y="robust accuracy, %",
         )
-        for one in values.methods
-    ] or [
-        _bars(
-            f"{base.model} by class, without and with biases",
-            {base.model: base.profile, f"with biases, {_shift_name(_shown(base))}": _shown(base).profile},
-            finding,
-        )
+        for title, series in drawn.items()
     ]
-    return [*found, *(_frontier_figure(values, key, name, finding) for key, name in _lifted(values).items())]
 
 
-def _bars(title: str, profiles: dict[str, Record], finding: str) -> Figure:
-    first = next(iter(profiles.values())).by_class
-    view, classes = shown_classes([part.value for part in first]), [part.name for part in first]
-    return bars(
-        [classes[label] for label in view],
-        [interval_series(name, [profile.by_class[label] for label in view]) for name, profile in profiles.items()],
-        title=f"{title}{shown_suffix(view, classes)}",
-        alt=f"Bars of the robust accuracy of each class: {', '.join(profiles)}. {finding}",
-        y="robust accuracy, %",
-    )
+def _frontiers(models: Mapping[str, Fitted], lifted: Mapping[str, str], finding: str) -> list[Figure]:
+    def series(label: str, found: Sequence[Scores], quantity: str, **look: Any) -> Series:
+        x, y = ([scores.number(one) for scores in found] for one in ("average", quantity))
+        return Series(name=label, x=x, y=y, **look)
 
-
-def _frontier_figure(values: Record, key: str, name: str, finding: str) -> Figure:
-    def series(label: str, found: list[Record], **look: Any) -> Series:
-        return Series(name=label, x=[point.average for point in found], y=[point[key] for point in found], **look)
-
-    names, start = [one.model for one in values.models], [one.frontier[0] for one in values.models]
-    frontiers = [series(one.model, one.frontier, color=SERIES_COLORS[i]) for i, one in enumerate(values.models)]
-    return points(
-        [*frontiers, series("without biases", start, text=names, color=INK, symbol="diamond")],
-        title=f"Average against {name}",
-        alt=f"Frontiers of the average against the {name} by class biases, on held-out images. {finding}",
-        x="average robust accuracy, %",
-        y=f"{name}, %",
-        joined=names,
-    )
+    names = list(models)
+    paths = {name: [model.at(place) for place in range(len(WEIGHTS) + 1)] for name, model in models.items()}
+    starts = [path[0] for path in paths.values()]
+    return [
+        points(
+            [
+                *(series(*pair, key, color=color) for pair, color in zip(paths.items(), SERIES_COLORS, strict=False)),
+                series("without biases", starts, key, text=names, color=INK, symbol="diamond"),
+            ],
+            title=f"Average against {name}",
+            alt=f"Frontiers of the average against the {name} by class biases, on held-out images. {finding}",
+            x="average robust accuracy, %",
+            y=f"{name}, %",
+            joined=names,
+        )
+        for key, name in lifted.items()
+    ]

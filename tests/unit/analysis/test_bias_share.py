@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from classwise.analysis import Run, analyze, bias_share
+from classwise.analysis.bias_share import LOSSES
 from classwise.analysis.result import table_of
 from classwise.core.errors import InputError
 from classwise.core.threat import Threat
@@ -68,25 +69,46 @@ def save(make_run) -> Save:
     return saved
 
 
+def profile(found, model: str, biases: str = "none") -> dict:
+    """The row of a model under biases."""
+    (row,) = found.frames["biases"].query("model == @model and biases == @biases").to_dict("records")
+    return row
+
+
+def gain(found, method: str) -> dict:
+    """The row of a method's gain in the worst class."""
+    (row,) = found.frames["gains"].query("method == @method and quantity == 'worst class'").to_dict("records")
+    return row
+
+
+def by_class(found, model: str, biases: str = "none", column: str = "robust_accuracy_percent") -> list[float]:
+    """A column of the classes, in label order."""
+    return found.frame.query("model == @model and biases == @biases").sort_values("label")[column].tolist()
+
+
 def test_method_that_only_shifts_is_explained(save: Save) -> None:
     margins, label = balanced(5, 400)
     uneven = shifted(margins, label, UNEVEN)
     found = bias_share(save("base", uneven, label), save("method", margins, label))
-    (method,) = found.methods
-    assert method.worst.gain.value > 20
-    assert method.worst.share.value == pytest.approx(100, abs=6)
-    assert method.worst.share.low < 100 < method.worst.share.high + 3
-    assert method.share_corrected == pytest.approx(100, abs=6)
-    assert method.explained.value > 98
-    assert method.distance == pytest.approx(
+    row = gain(found, "method")
+    assert row["gain_points"] > 20
+    assert row["share_of_gain_percent"] == pytest.approx(100, abs=6)
+    assert row["share_of_gain_percent_low"] < 100 < row["share_of_gain_percent_high"] + 3
+    assert row["share_of_corrected_gain_percent"] == pytest.approx(100, abs=6)
+    assert row["profile_explained_percent"] > 98
+    assert row["profile_difference_points"] == pytest.approx(
         np.sqrt(np.mean(np.subtract(accuracies(uneven, label), accuracies(margins, label)) ** 2)), abs=0.1
     )
-    assert method.distance_matched < 3
-    assert method.biases == pytest.approx(list(UNEVEN.mean() - UNEVEN), abs=0.05)
+    assert row["profile_difference_matched_points"] < 3
+    biases = by_class(found, "base", "matched to method", "bias")
+    assert biases == pytest.approx(list(UNEVEN.mean() - UNEVEN), abs=0.05)
     # The method is balanced, so biases of its own do not help it further.
-    assert method.repaired.worst.value == pytest.approx(found.models[1].profile.worst.value, abs=3)
-    assert method.shifted.average >= method.limit
-    assert f"{method.worst.share.value:.1f}% [" in found.finding
+    own, repaired = profile(found, "method"), profile(found, "method", "at the average of base with biases")
+    assert repaired["worst_class_percent"] == pytest.approx(own["worst_class_percent"], abs=3)
+    limit = min(own["average_percent"], profile(found, "base")["average_percent"])
+    reached = profile(found, "base", "at the average of method")["average_percent"]
+    assert row["average_of_baseline_with_biases_percent"] == reached >= limit
+    assert f"{row['share_of_gain_percent']:.1f}% [" in found.finding
 
 
 @pytest.mark.parametrize("kind", ["larger margins everywhere", "images out of reach"])
@@ -98,48 +120,54 @@ def test_gain_that_no_shift_reproduces(save: Save, kind: str) -> None:
     else:  # half of class 2 lies so far beyond every boundary that a bias for it would cost all other classes
         base[np.flatnonzero(label == 2)[::2]] -= 20
     found = bias_share(save("base", base, label), save("method", better, label))
-    (method,) = found.methods
-    assert method.worst.gain.value > 15
-    assert abs(method.worst.share.value) < 15
-    assert method.explained.value < 30
+    row = gain(found, "method")
+    assert row["gain_points"] > 15
+    assert abs(row["share_of_gain_percent"]) < 15
+    assert row["profile_explained_percent"] < 30
     # The method's average is out of reach, so that the baseline keeps its own.
-    assert method.limit == found.models[0].profile.average < found.models[1].profile.average
+    base, method = (profile(found, name)["average_percent"] for name in ("base", "method"))
+    assert base <= row["average_of_baseline_with_biases_percent"] < method
 
 
 def test_classes_that_differ_only_by_a_bias(save: Save) -> None:
     margins, label = balanced(5, 400)
     uneven = shifted(margins, label, UNEVEN)
     found = bias_share(save("base", uneven, label))
-    (model,), by_class = found.models, accuracies(uneven, label)
-    assert [part.value for part in model.profile.by_class] == pytest.approx(by_class, abs=0.3)  # in half precision
-    assert model.profile.mcd == pytest.approx(max_class_difference(by_class), abs=0.3)
-    assert model.profile.cv == pytest.approx(class_variance(by_class), rel=0.01)
-    assert model.profile.average == pytest.approx(np.mean(by_class), abs=0.1)
-    assert [shift.loss for shift in model.shifts] == [0.5, 1.0, 2.0, None]
-    for shift in model.shifts:
-        assert shift.mcd_removed.value > 85
-        assert shift.cv_removed.value > 97
-        assert shift.mcd_removed.low <= shift.mcd_removed.value <= shift.mcd_removed.high <= 100
-        assert shift.profile.worst.value == pytest.approx(accuracies(margins, label)[0], abs=4)
-    assert found.methods == []
-    assert model.frontier[0].weight == 0
-    assert model.frontier[0].worst == model.profile.worst.value
+    expected, own = accuracies(uneven, label), profile(found, "base")
+    assert by_class(found, "base") == pytest.approx(expected, abs=0.3)  # in half precision
+    assert own["max_class_difference_points"] == pytest.approx(max_class_difference(expected), abs=0.3)
+    assert own["class_variance"] == pytest.approx(class_variance(expected), rel=0.01)
+    assert own["average_percent"] == pytest.approx(np.mean(expected), abs=0.1)
+    assert np.isnan(own["max_class_difference_removed_percent"])
+    assert found.frames["biases"]["biases"].tolist() == ["none", *LOSSES]
+    for biases in LOSSES:
+        row = profile(found, "base", biases)
+        assert row["max_class_difference_removed_percent"] > 85
+        assert row["class_variance_removed_percent"] > 97
+        low, value, high = (row[f"max_class_difference_removed_percent{end}"] for end in ("_low", "", "_high"))
+        assert low <= value <= high <= 100
+        assert row["worst_class_percent"] == pytest.approx(accuracies(margins, label)[0], abs=4)
+    assert "gains" not in found.frames
     bars, frontier = found.figures()
     assert [drawn.name for drawn in bars.plot.data] == ["base", "with biases, loss of at most 1"]
     assert [drawn.name for drawn in frontier.plot.data] == ["base", "without biases"]
+    path, start = frontier.plot.data
+    assert (path.x[0], path.y[0]) == (own["average_percent"], own["worst_class_percent"])
+    assert (list(start.x), list(start.y)) == ([path.x[0]], [path.y[0]])
 
 
 def test_loss_limit_holds(save: Save) -> None:
     """A class with low margins over all classes: raising it costs others more than it gains."""
     margins, label = balanced(5, 1000)
     margins[label == 3] -= 1.5
-    (model,) = bias_share(save("base", margins, label)).models
-    losses = [model.profile.average - shift.profile.average for shift in model.shifts]
+    found = bias_share(save("base", margins, label))
+    own, rows = profile(found, "base"), [profile(found, "base", biases) for biases in LOSSES]
+    losses = [own["average_percent"] - row["average_percent"] for row in rows]
     assert losses[0] <= losses[1] + 0.3 <= losses[2] + 0.6 <= losses[3] + 0.9
-    for loss, shift in zip(losses, model.shifts, strict=True):
-        assert shift.loss is None or loss < shift.loss + 1  # the limit holds on the other half
-    worst = [shift.profile.worst.value for shift in model.shifts]
-    assert model.profile.worst.value < worst[0] < worst[2] <= worst[3] + 1
+    for loss, limit in zip(losses, LOSSES.values(), strict=True):
+        assert limit is None or loss < limit + 1  # the limit holds on the other half
+    worst = [row["worst_class_percent"] for row in rows]
+    assert own["worst_class_percent"] < worst[0] < worst[2] <= worst[3] + 1
 
 
 def test_result_is_independent_of_image_order(save: Save) -> None:
@@ -148,28 +176,29 @@ def test_result_is_independent_of_image_order(save: Save) -> None:
     order = np.random.default_rng(1).permutation(len(label))
     first = bias_share(base, save("method", margins, label))
     again = bias_share(base, save("shuffled", margins[order], label[order], order))
-    assert {**again.methods[0], "model": None} == {**first.methods[0], "model": None}
+    for title, frame in first.frames.items():
+        assert again.frames[title].replace("shuffled", "method", regex=True).equals(frame)
     assert bias_share(base, base.parent / "method") == first
     other = analyze("bias-share", [Run.open(base)], {"seed": "1", "weak": "tenth"})
-    assert other.models[0].shifts != first.models[0].shifts
-    assert other.models[0].profile == first.models[0].profile
+    assert profile(other, "base") == pytest.approx(profile(first, "base"), nan_ok=True)
+    assert profile(other, "base", "highest worst class") != profile(first, "base", "highest worst class")
 
 
 def test_no_gain_and_insignificant_gain(save: Save) -> None:
     margins, label = balanced(4, 80)
     base = save("base", margins, label)
     found = bias_share(base, save("worse", shifted(margins, label, UNEVEN[:4]), label), save("same", margins, label))
-    worse, same = found.methods
-    assert worse.worst.gain.value < 0
-    assert worse.worst.share.value is None
+    worse, same = gain(found, "worse"), gain(found, "same")
+    assert worse["gain_points"] < 0
+    assert np.isnan(worse["share_of_gain_percent"])
     assert "worse does not raise the worst class over base (-" in found.finding
-    assert (same.distance, same.explained.value, same.worst.gain.value) == (0.0, None, 0.0)
+    assert (same["profile_difference_points"], same["gain_points"]) == (0.0, 0.0)
+    assert np.isnan(same["profile_explained_percent"])
     slightly = margins.copy()
     slightly[np.arange(0, len(label), 40)] += 20  # two images of each class
     uncertain = bias_share(base, save("slightly", slightly, label))
-    share = uncertain.methods[0].worst.share
-    assert share.value is not None
-    assert (share.low, share.high) == (None, None)
+    shares = [gain(uncertain, "slightly")[f"share_of_gain_percent{end}"] for end in ("", "_low", "_high")]
+    assert np.isnan(shares).tolist() == [False, True, True]
     assert "which is not significant" in uncertain.finding
 
 
@@ -180,10 +209,9 @@ def test_many_classes_of_few_images(save: Save) -> None:
     runs = [save("base", margins[absent], label[absent]), save("method", margins[absent] + 0.3, label[absent])]
     found = bias_share(*runs, weak="tenth")
     json.dumps(found.to_dict(), allow_nan=False)
-    assert found.methods[0].biases[7] is None
-    assert found.models[0].profile.by_class[7].value is None
-    lowest = np.sort([part.value for part in found.models[0].profile.by_class if part.value is not None])
-    assert found.models[0].profile.tenth == pytest.approx(lowest[:5].mean(), abs=1e-3)
+    assert np.flatnonzero(np.isnan(by_class(found, "base", "matched to method", "bias"))).tolist() == [7]
+    assert np.flatnonzero(np.isnan(shares := by_class(found, "base"))).tolist() == [7]
+    assert profile(found, "base")["weakest_tenth_percent"] == pytest.approx(np.sort(shares)[:5].mean(), abs=1e-3)
     assert found.frames["gains"]["quantity"].tolist() == ["worst class", "weakest tenth"]
     bars, worst, tenth = found.figures()
     assert len(bars.plot.names) == 20
@@ -209,9 +237,10 @@ def test_margins_of_a_model(trained: Path, tmp_path: Path) -> None:
     )
     found = bias_share(run)
     natural = [part.value for part in subject.report["natural"].by_class]
-    assert found.models[0].profile.natural == pytest.approx(np.mean(natural), abs=0.01)
-    assert found.models[0].profile.average <= found.models[0].profile.natural
-    assert (found.n, found.threat) == (100, "Linf eps = 0.1")
+    row = profile(found, found.about["models"][0])
+    assert row["natural_percent"] == pytest.approx(np.mean(natural), abs=0.01)
+    assert row["average_percent"] <= row["natural_percent"]
+    assert (found.about["n"], found.about["threat"]) == (100, "Linf eps = 0.1")
 
 
 def test_bad_input(save: Save, make_run) -> None:
