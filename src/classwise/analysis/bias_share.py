@@ -22,9 +22,8 @@ over classes that were not attacked are upper bounds, see ``storage.margins``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -59,25 +58,17 @@ Scored = Mapping[tuple[str, str], Scores]
 """Held-out scores by model and biases."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """A model, compared with the baseline without and with biases."""
+class Method(NamedTuple):
+    """Scores of a model, and of the baseline without biases, with biases at that average, and matched to the model."""
 
-    name: str
-    before: Scores
     own: Scores
+    before: Scores
     shifted: Scores
-    """The baseline with biases, at the method's average or its own."""
     matched: Scores
-    """The baseline with the biases that bring its class accuracies closest to the method's."""
-    repaired: Scores
-    """The method with biases."""
-    biases: Vector
-    """(K,) the biases of ``matched``, fitted to all images."""
 
     def gain(self, quantity: str) -> tuple[Measured, Measured, Measured]:
-        """Return the gain of the method, that of the biases, and the share of the latter."""
-        end, start, middle = (one.quantities[quantity] for one in (self.own, self.before, self.shifted))
+        """Return the gain of the model, that of the biases, and the share of the latter."""
+        end, start, middle = (one.quantities[quantity] for one in self[:3])
         return measured(end - start), measured(middle - start), ratio(middle - start, end - start)
 
 
@@ -93,22 +84,28 @@ def bias_share(*runs: Run | str | Path, weak: Weak = "worst", seed: int = 0) -> 
     images = Images(tables[0].label, classes, seed)
     models = {name: Fitted(one, images, Objective(weak=weak)) for name, one in zip(names, tables, strict=True)}
     base = names[0]
-    methods = [_against(name, models[name], models[base]) for name in names[1:]]
     scored: dict[tuple[str, str], Scores] = {}
     for name, model in models.items():
         scored[name, NONE] = model.at(0)
         scored |= {(name, biases): model.within(loss) for biases, loss in LOSSES.items()}
-    for one in methods:
-        scored[base, f"at the average of {one.name}"] = one.shifted
-        scored[base, f"matched to {one.name}"] = one.matched
-        scored[one.name, f"at the average of {base} with biases"] = one.repaired
+    methods: dict[str, Method] = {}
+    matched: dict[str, Vector] = {}
+    for name in names[1:]:
+        own, before, method = scored[name, NONE], scored[base, NONE], models[name]
+        shifted, at = models[base].keeping(min(own.average, before.average)), f"matched to {name}"
+        scored[base, f"at the average of {name}"] = shifted
+        scored[base, at] = models[base].matched(method)
+        scored[name, f"at the average of {base} with biases"] = method.keeping(min(own.average, shifted.average))
+        methods[name] = Method(own, before, shifted, scored[base, at])
+        matched[at] = np.where(images.counts > 0, matching(models[base].fit.whole, method.fit.whole), np.nan)
     lifted = {"worst": "worst class"}
     if tenth_of(len(images.rows)) > 1:
         lifted["tenth"] = "weakest tenth"
-    frames = {"classes": _class_frame(scored, methods), "biases": _bias_frame(scored)}
+    frames = {"classes": _class_frame(scored, matched), "biases": _bias_frame(scored)}
     if methods:
-        frames["gains"] = frame_of(_gain_row(one, *pair) for one in methods for pair in lifted.items())
-    finding = "; ".join(_gain_text(one, base) for one in methods) + "." if methods else _effect_text(base, scored)
+        frames["gains"] = frame_of(_gain_row(*one, *pair) for one in methods.items() for pair in lifted.items())
+    gains = "; ".join(_gain_text(name, one, base) for name, one in methods.items())
+    finding = f"{gains}." if methods else _effect_text(base, scored)
     return AnalysisResult(
         name="bias-share",
         finding=finding,
@@ -122,20 +119,6 @@ def bias_share(*runs: Run | str | Path, weak: Weak = "worst", seed: int = 0) -> 
         },
         frames=frames,
         draw=lambda: [*_bars(base, scored, methods, finding), *_frontiers(models, lifted, finding)],
-    )
-
-
-def _against(name: str, method: Fitted, base: Fitted) -> Method:
-    own, before = method.at(0), base.at(0)
-    shifted = base.keeping(min(own.average, before.average))
-    return Method(
-        name=name,
-        before=before,
-        own=own,
-        shifted=shifted,
-        matched=base.matched(method),
-        repaired=method.keeping(min(own.average, shifted.average)),
-        biases=np.where(base.images.counts > 0, matching(base.fit.whole, method.fit.whole), np.nan),
     )
 
 
@@ -184,9 +167,8 @@ def _threat(table: Margins) -> Threat:
     return Threat.parse(str(table.info.get("eps")), str(table.info.get("norm")))
 
 
-def _class_frame(scored: Scored, methods: Sequence[Method]) -> pd.DataFrame:
+def _class_frame(scored: Scored, matched: Mapping[str, Vector]) -> pd.DataFrame:
     """Return one row for each scored model and class, from the weakest class of the baseline."""
-    matched = {f"matched to {one.name}": one.biases for one in methods}
     first = next(iter(scored.values())).by_class
     return frame_of(
         {
@@ -232,13 +214,13 @@ def _removed(scored: Scored, model: str, biases: str, quantity: str) -> Measured
     return removed(*(scored[model, one].quantities[quantity] for one in (NONE, biases)))
 
 
-def _gain_row(one: Method, quantity: str, name: str) -> dict[str, object]:
+def _gain_row(method: str, one: Method, quantity: str, name: str) -> dict[str, object]:
     gain, reached, part = one.gain(quantity)
     whole, left = one.own.squared_distance(one.before), one.own.squared_distance(one.matched)
     start, middle, end = (scores.worst[1] for scores in (one.before, one.shifted, one.own))
     corrected = rounded(100 * (middle - start) / (end - start)) if quantity == "worst" and end > start else None
     return {
-        "method": one.name,
+        "method": method,
         "quantity": name,
         **interval_columns("gain_points", gain),
         **interval_columns("reached_by_biases_points", reached),
@@ -263,21 +245,21 @@ def _effect_text(base: str, scored: Scored) -> str:
     )
 
 
-def _gain_text(one: Method, base: str) -> str:
+def _gain_text(name: str, one: Method, base: str) -> str:
     gain, reached, part = one.gain("worst")
     if gain.value is None or gain.value <= 0:
-        return f"{one.name} does not raise the worst class over {base} ({share(gain, ' points')})"
-    sentence = f"{one.name} raises the worst class of {base} by {share(gain, ' points')}"
+        return f"{name} does not raise the worst class over {base} ({share(gain, ' points')})"
+    sentence = f"{name} raises the worst class of {base} by {share(gain, ' points')}"
     at = f"at an average of {one.shifted.number('average'):.1f}%"
     if part.low is None:
         return f"{sentence}, which is not significant; class biases alone reach {share(reached, ' points')} {at}"
     return f"{sentence}, of which class biases alone reach {share(part, '%')} {at}"
 
 
-def _bars(base: str, scored: Scored, methods: Sequence[Method], finding: str) -> list[Figure]:
+def _bars(base: str, scored: Scored, methods: Mapping[str, Method], finding: str) -> list[Figure]:
     drawn = {
-        f"{base} and {one.name} by class": {base: one.before, f"{base} with biases": one.shifted, one.name: one.own}
-        for one in methods
+        f"{base} and {name} by class": {base: one.before, f"{base} with biases": one.shifted, name: one.own}
+        for name, one in methods.items()
     } or {
         f"{base} by class, without and with biases": {
             base: scored[base, NONE],

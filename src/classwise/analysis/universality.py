@@ -55,7 +55,7 @@ def universality(*runs: Run | str | Path, attack: str | None = None, seed: int =
     present, begin, n = np.unique(labels[order], return_index=True, return_counts=True)
     if len(present) < FEWEST:
         raise InputError(f"the runs have examples of {len(present)} classes; agreement needs at least {FEWEST}")
-    recipes = [_recipe(run) for run in opened]
+    recipes = [one.model_dump(exclude={"name"}) if one else None for one in map(recipe_if_trained, opened)]
     member, settings = _grouped(recipes)  # (R,) and the recipe of each setting
     pairing = _Pairing(member, [None if recipe is None else recipe["seed"] for recipe in recipes])
 
@@ -204,11 +204,6 @@ def _agreement(value: Floats, drawn: Floats) -> Measured:
     if np.isnan(value) or not len(known):
         return Measured(_known(value))
     return Measured(_known(value), *map(_known, np.quantile(known, [0.025, 0.975])))
-
-
-def _recipe(run: Run) -> dict[str, Any] | None:
-    recipe = recipe_if_trained(run)
-    return None if recipe is None else recipe.model_dump(exclude={"name"})
 
 
 def _grouped(recipes: Sequence[dict[str, Any] | None]) -> tuple[NDArray[np.int64], list[dict[str, Any] | None]]:
