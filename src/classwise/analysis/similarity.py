@@ -172,16 +172,18 @@ def _pair_frame(matrix: Floats, confused: Floats, images: dict[str, str], classe
 def _finding(frames: dict[str, pd.DataFrame]) -> str:
     """Return the sentence about the logits of attacked images, which are first in the frames."""
     top, test = frames["pairs"].iloc[0], frames["correlations"].iloc[0]
-    sentence = ""
+    parts = []
     if not np.isnan(top["cosine"]):
         names = f"{top['class']} and {top['other_class']}"
-        sentence = f"the most similar classes by mean logits are {names} ({top['cosine']:.2f})"
+        parts.append(f"the most similar classes by mean logits are {names} ({top['cosine']:.2f})")
     if np.isnan(test["spearman_with_confusion"]):
-        return f"{sentence}; similarity and confusion cannot be correlated (too few classes, or no variation)."
-    return (
-        f"{sentence}; similarity and confusion have a Spearman coefficient of {test['spearman_with_confusion']:.2f} "
-        f"over {test['pairs']} pairs (Mantel test{p_text(test['mantel_p_value'])})."
-    )
+        parts.append("similarity and confusion cannot be correlated (too few classes, or no variation)")
+    else:
+        parts.append(
+            f"similarity and confusion have a Spearman coefficient of {test['spearman_with_confusion']:.2f} over "
+            f"{test['pairs']} pairs (Mantel test{p_text(test['mantel_p_value'])})"
+        )
+    return f"{'; '.join(parts)}."
 
 
 def _matrix_figures(run: Run, matrices: list[tuple[str, str, Floats]], finding: str) -> list[Figure]:
