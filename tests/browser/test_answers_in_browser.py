@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from classwise.analysis.confusion import confusion_result, matrix_of
-from classwise.analysis.result import AnalysisResult, Record
+from classwise.analysis.homing import homing_matrix
+from classwise.analysis.result import AnalysisResult
 from classwise.reporting.pages import answers_page
+from classwise.storage.verdicts import Verdicts
 
 pytest.importorskip("playwright")
 from playwright.sync_api import Page
@@ -19,19 +20,12 @@ HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>",
 
 
 def answer(classes: list[str]) -> AnalysisResult:
-    k = len(classes)
-    matrix = matrix_of(5 * np.eye(k, dtype=np.int64) + np.eye(k, k=1, dtype=np.int64), classes, {})
-    return confusion_result(
-        Record(
-            model=classes[0],
-            dataset="planted",
-            classes=classes,
-            superclasses={},
-            attack="pgd",
-            natural=matrix,
-            adversarial=matrix,
-        )
-    )
+    label = np.repeat(np.arange(len(classes)), 6)
+    verdicts = Verdicts.pending(np.arange(len(label)), label, ["pgd"])
+    verdicts.natural = label
+    # One image of each class is misclassified as the next class.
+    verdicts.attacks["pgd"] = np.where(np.arange(len(label)) % 6, label, (label + 1) % len(classes))
+    return homing_matrix(classes[0], "pgd", classes, verdicts, {0: verdicts})
 
 
 @pytest.fixture(
@@ -40,7 +34,7 @@ def answer(classes: list[str]) -> AnalysisResult:
 def opened(visit: Callable[..., Page], request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Page, list[str]]:
     classes, width, scheme = request.param
     file = tmp_path / "answers.html"
-    file.write_text(answers_page("confusion", classes[0], {"confusion": answer(classes)}), encoding="utf-8")
+    file.write_text(answers_page("homing", classes[0], {"homing": answer(classes)}), encoding="utf-8")
     page = visit(file, width=width, scheme=scheme)
     return page, classes
 

@@ -14,12 +14,14 @@ Shares have Wilson intervals, the symmetry a seeded bootstrap over examples with
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.sparse import csr_array, diags_array
 
-from classwise.analysis.result import AnalysisResult, Record
+from classwise.analysis.result import AnalysisResult, frame_of, interval_columns
 from classwise.analysis.run import Run, condition
 from classwise.analysis.superclasses import Superclasses, membership, superclasses_of
 from classwise.metrics import confusion_matrix
@@ -29,8 +31,6 @@ from classwise.storage.verdicts import NATURAL
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-MOST_PAIRS = 10
-"""Number of most confused pairs that are listed."""
 RESAMPLES = 500
 
 
@@ -45,136 +45,122 @@ def confusion(
     run = Run.open(run)
     key = run.key(attack)
     run.require_classes(2)
-    verdicts, classes = run.verdicts, run.classes
-    groups = superclasses_of(run.report.dataset.name, len(classes), superclasses)
-    natural, adversarial = (
-        matrix_of(confusion_matrix(verdicts.label, verdicts.predictions(name), len(classes)), classes, groups, seed)
-        for name in (NATURAL, key)
-    )
-    values = Record(
-        model=run.name,
-        dataset=run.report.dataset.name,
-        classes=classes,
-        superclasses=groups,
-        attack=key,
-        natural=natural,
-        adversarial=adversarial,
-    )
-    return confusion_result(values)
+    verdicts, classes, dataset = run.verdicts, run.classes, run.report.dataset.name
+    groups = superclasses_of(dataset, len(classes), superclasses)
+    matrices = {
+        name: matrix_of(confusion_matrix(verdicts.label, verdicts.predictions(name), len(classes)), classes, groups)
+        for name in (key, NATURAL)
+    }
+    findings = {name: _finding(name, matrix, classes) for name, matrix in matrices.items()}
+    order = [label for labels in groups.values() for label in labels] or list(range(len(classes)))
 
+    def figure(name: str) -> Figure:
+        return heatmap(
+            off_diagonal(100 * rates_of(matrices[name].counts)[np.ix_(order, order)]),
+            title=f"Wrong predictions, {name}",
+            alt=f"Matrix of wrong predictions of {run.name} on {dataset}. {findings[name]}",
+            names=[classes[label] for label in order],
+            x="predicted class",
+            y="true class",
+            unit="% of the row",
+            digits=1,
+            groups=np.cumsum([len(labels) for labels in groups.values()])[:-1].tolist(),
+        )
 
-def confusion_result(values: Record) -> AnalysisResult:
-    """Return the result for two matrices of ``matrix_of``."""
-    matrices = {values.attack: values.adversarial, NATURAL: values.natural}
+    about = {"model": run.name, "dataset": dataset, "classes": classes, "superclasses": groups, "attack": key}
     return AnalysisResult(
         name="confusion",
-        finding=_finding(values.attack, values.adversarial),
-        values=values,
-        frames={"predictions": pd.concat([_frame(name, matrix, values) for name, matrix in matrices.items()])},
-        draw=lambda: [_figure(name, matrix, values) for name, matrix in matrices.items()],
+        finding=findings[key],
+        about={**about, "seed": seed},
+        frames={
+            "predictions": pd.concat([_predictions(name, one.counts, classes) for name, one in matrices.items()]),
+            "summary": frame_of(_summary(name, matrix, seed) for name, matrix in matrices.items()),
+        },
+        draw=lambda: [figure(name) for name in matrices],
     )
 
 
-def matrix_of(counts: Ints, classes: list[str], groups: dict[str, list[int]], seed: int = 0) -> Record:
-    """Return the numbers of one (K, K) matrix of counts."""
-    n, wrong = counts.sum(1), counts.copy()
-    np.fill_diagonal(wrong, 0)
-    within = chance = by_group = None
-    if groups:
-        member = membership(groups, len(classes))
-        same = member[:, None] == member
-        within = Estimate(**estimate(int(wrong[same].sum()), int(wrong.sum())))
-        others = (same.sum(1) - 1) / (len(classes) - 1)
-        chance = round(float(100 * (wrong.sum(1) * others).sum() / wrong.sum()), 4) if wrong.any() else None
-        onto = np.eye(len(groups), dtype=np.int64)[member]
-        by_group = (onto.T @ counts @ onto).tolist()
-    return Record(
-        counts=counts.tolist(),
-        wrong=int(wrong.sum()),
-        symmetry=_symmetry(counts, seed),
-        pairs=_pairs(wrong, n, classes),
-        within_superclass=within,
-        within_by_chance=chance,
-        by_superclass=by_group,
-    )
+class Matrix(NamedTuple):
+    """A (K, K) matrix of counts, and the share of its errors within superclasses, if there are any."""
+
+    counts: Ints
+    within_superclass: Estimate | None
+    within_by_chance: float | None
 
 
-def symmetry(counts: NDArray[np.int64]) -> float | None:
-    """Return the correlation of the rates off the diagonal with the transposed ones, over the classes with examples.
-
-    >>> symmetry(np.array([[8, 2, 0], [2, 7, 1], [0, 1, 9]]))
-    1.0
-    """
-    labels, predicted = (np.repeat(place, counts[counts > 0]) for place in np.nonzero(counts))
-    return _correlation(labels, predicted, counts.sum(1))
-
-
-def _correlation(labels: Ints, predicted: Ints, n: Ints) -> float | None:
-    """Compute the symmetry from examples; with many classes most pairs never occur and add nothing to the sums."""
-    known = (labels != predicted) & (n[predicted] > 0)
-    pairs, count = np.unique(labels[known] * len(n) + predicted[known], return_counts=True)
-    i, j = np.divmod(pairs, len(n))
-    rates = count / n[i]
-    mirrored = np.zeros(len(pairs))
-    if len(pairs):
-        at = np.searchsorted(pairs, j * len(n) + i).clip(max=len(pairs) - 1)
-        mirrored = np.where(pairs[at] == j * len(n) + i, rates[at], 0.0)
-    present = int((n > 0).sum())
-    cells = present * (present - 1)
-    if cells < 4:
-        return None
-    mean = rates.sum() / cells
-    variance = (rates**2).sum() / cells - mean**2
-    if variance <= 1e-15:
-        return None
-    return round(float(((rates * mirrored).sum() / cells - mean**2) / variance), 12)
+def matrix_of(counts: Ints, classes: list[str], groups: dict[str, list[int]]) -> Matrix:
+    """Return a matrix of counts with the share of its errors within superclasses."""
+    if not groups:
+        return Matrix(counts, None, None)
+    wrong = misclassified(counts)
+    member = membership(groups, len(classes))
+    same = member[:, None] == member
+    others = (same.sum(1) - 1) / (len(classes) - 1)
+    chance = round(float(100 * (wrong.sum(1) * others).sum() / wrong.sum()), 4) if wrong.any() else None
+    return Matrix(counts, Estimate(**estimate(int(wrong[same].sum()), int(wrong.sum()))), chance)
 
 
-def _symmetry(counts: Ints, seed: int) -> Record:
-    value = symmetry(counts)
-    if value is None:
-        return Record(value=None, low=None, high=None)
-    labels, predicted = (np.repeat(place, counts[counts > 0]) for place in np.nonzero(counts))
-    n = counts.sum(1)
-    start = (n.cumsum() - n)[labels]
-    random = np.random.default_rng(seed)
-    drawn = (
-        _correlation(labels, predicted[start + (random.random(len(labels)) * n[labels]).astype(np.int64)], n)
-        for _ in range(RESAMPLES)
-    )
-    low, high = np.quantile([one for one in drawn if one is not None], [0.025, 0.975])
-    return Record(value=round(value, 4), low=round(float(low), 4), high=round(float(high), 4))
+def misclassified(counts: Ints) -> Ints:
+    """Return a copy with a diagonal of zeros."""
+    return counts - np.diag(np.diag(counts))
 
 
-def _pairs(wrong: Ints, n: Ints, classes: list[str]) -> list[Record]:
-    """Return the most confused pairs: how many examples of the two, or of one, are predicted as the other."""
-    both = wrong + wrong.T
-    first, second = np.triu_indices(len(classes), 1)
-    total = n[first] + n[second]
-    shares = np.divide(both[first, second], total, out=np.zeros(len(first)), where=total > 0)
-    order = np.argsort(-shares, kind="stable")[:MOST_PAIRS]
-    return [
-        Record(
-            one=classes[i],
-            other=classes[j],
-            share=Estimate(**estimate(int(both[i, j]), int(n[i] + n[j]))),
-            one_for_other=Estimate(**estimate(int(wrong[i, j]), int(n[i]))),
-            other_for_one=Estimate(**estimate(int(wrong[j, i]), int(n[j]))),
-        )
-        for i, j in zip(first[order], second[order], strict=True)
-        if both[i, j]
-    ]
-
-
-def _rates(counts: Ints) -> Floats:
+def rates_of(counts: Ints) -> Floats:
     """Return the share of each row; NaN in the rows of absent classes."""
     n = counts.sum(1, keepdims=True)
     return np.where(n > 0, counts / np.maximum(n, 1), np.nan)
 
 
-def _frame(attack: str, matrix: Record, values: Record) -> pd.DataFrame:
+def symmetrized(counts: Ints) -> Floats:
+    """Return (K, K) the mean share of two classes that is predicted as the other; NaN for absent classes.
+
+    >>> symmetrized(np.array([[8, 2], [1, 3]]))[0, 1].round(6)
+    np.float64(0.225)
+    """
+    rates = rates_of(counts)
+    return np.asarray((rates + rates.T) / 2)
+
+
+def symmetry(counts: Ints | csr_array) -> float | None:
+    """Return the correlation of the rates off the diagonal with the transposed ones, over the classes with examples.
+
+    >>> symmetry(np.array([[8, 2, 0], [2, 7, 1], [0, 1, 9]]))
+    1.0
+    """
+    n = counts.sum(1)
+    # With many classes most pairs never occur and add nothing to the sums.
+    rates = (diags_array(1 / np.maximum(n, 1)) @ csr_array(counts))[n > 0][:, n > 0]
+    rates -= diags_array(rates.diagonal())
+    cells = rates.shape[0] * (rates.shape[0] - 1)
+    if cells < 4:
+        return None
+    mean = rates.sum() / cells
+    variance = rates.power(2).sum() / cells - mean**2
+    if variance <= 1e-15:
+        return None
+    return round(float((rates.multiply(rates.T).sum() / cells - mean**2) / variance), 12)
+
+
+def _symmetry_interval(counts: Ints, seed: int) -> Estimate:
+    value, n = symmetry(counts), counts.sum(1)
+    if value is None:
+        return Estimate(value=None, low=None, high=None, n=int(n.sum()))
+    label, predicted = (np.repeat(place, counts[counts > 0]) for place in np.nonzero(counts))
+    start = (n.cumsum() - n)[label]
+    random = np.random.default_rng(seed)
+
+    def resampled() -> csr_array:
+        drawn = predicted[start + (random.random(len(label)) * n[label]).astype(np.int64)]
+        return csr_array((np.ones(len(label)), (label, drawn)), shape=counts.shape)
+
+    every = [one for one in (symmetry(resampled()) for _ in range(RESAMPLES)) if one is not None]
+    low, high = np.quantile(every, [0.025, 0.975])
+    return Estimate(value=round(value, 4), low=round(float(low), 4), high=round(float(high), 4), n=int(n.sum()))
+
+
+def _predictions(attack: str, counts: Ints, classes: list[str]) -> pd.DataFrame:
     """Return all cells, wrong predictions first, from the most frequent."""
-    counts, names = np.array(matrix.counts), np.array(values.classes, dtype=object)
+    names = np.array(classes, dtype=object)
     label, predicted = (place.ravel() for place in np.indices(counts.shape))
     frame = pd.DataFrame(
         {
@@ -184,34 +170,28 @@ def _frame(attack: str, matrix: Record, values: Record) -> pd.DataFrame:
             "label": label,
             "predicted": predicted,
             "count": counts.ravel(),
-            "share_of_class_percent": 100 * _rates(counts).ravel(),
+            "share_of_class_percent": 100 * rates_of(counts).ravel(),
         }
     )
     order = np.lexsort((-frame["share_of_class_percent"].fillna(-1), label == predicted))
     return frame.iloc[order]
 
 
-def _figure(attack: str, matrix: Record, values: Record) -> Figure:
-    sizes = [len(labels) for labels in values.superclasses.values()]
-    order = [label for labels in values.superclasses.values() for label in labels] or list(range(len(values.classes)))
-    shares = 100 * _rates(np.array(matrix.counts)[np.ix_(order, order)])
-    return heatmap(
-        off_diagonal(shares),
-        title=f"Wrong predictions, {attack}",
-        alt=f"Matrix of wrong predictions of {values.model} on {values.dataset}. {_finding(attack, matrix)}",
-        names=[values.classes[label] for label in order],
-        x="predicted class",
-        y="true class",
-        unit="% of the row",
-        digits=1,
-        groups=np.cumsum(sizes)[:-1].tolist() if sizes else (),
-    )
+def _summary(attack: str, matrix: Matrix, seed: int) -> dict[str, object]:
+    row: dict[str, object] = {"attack": attack, **interval_columns("symmetry", _symmetry_interval(matrix.counts, seed))}
+    if matrix.within_superclass is None:
+        return row
+    within = interval_columns("within_superclass_percent", matrix.within_superclass)
+    return {**row, **within, "within_by_chance_percent": matrix.within_by_chance}
 
 
-def _finding(attack: str, matrix: Record) -> str:
-    if not matrix.pairs:
+def _finding(attack: str, matrix: Matrix, classes: list[str]) -> str:
+    n, wrong, within = matrix.counts.sum(1), misclassified(matrix.counts), matrix.within_superclass
+    if not wrong.any():
         return f"No example is misclassified {condition(attack)}."
-    top, within = matrix.pairs[0], matrix.within_superclass
+    both, total = wrong + wrong.T, n[:, None] + n
+    one, other = np.unravel_index((both / np.maximum(total, 1)).argmax(), both.shape)
+    confused = Estimate(**estimate(int(both[one, other]), int(total[one, other])))
     superclass = (
         ""
         if within is None
@@ -219,6 +199,6 @@ def _finding(attack: str, matrix: Record) -> str:
         f"({matrix.within_by_chance:.1f}% by chance)"
     )
     return (
-        f"Most confused classes {condition(attack)}: {top.one} – {top.other}, with {share(top.share, '%')} of their "
-        f"images predicted as the other{superclass}."
+        f"Most confused classes {condition(attack)}: {classes[one]} – {classes[other]}, with {share(confused, '%')} of "
+        f"their images predicted as the other{superclass}."
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator
 
 from classwise.analysis.model_outputs import BATCH, attack_of, exact_logits
-from classwise.analysis.result import AnalysisResult, Record, frame_of
+from classwise.analysis.result import AnalysisResult, frame_of
 from classwise.analysis.run import Run
 from classwise.config.spec import Number, split_list
 from classwise.core.errors import InputError
@@ -27,7 +27,7 @@ from classwise.core.streams import ExampleNoise
 from classwise.data.batches import ordered
 from classwise.evaluation.examples import AttackedImage
 from classwise.reporting.examples import Example, amplification
-from classwise.reporting.figures import Figure, gallery
+from classwise.reporting.figures import Card, Figure, gallery
 from classwise.reporting.formatting import class_name
 
 Indices = Annotated[tuple[int, ...], BeforeValidator(split_list)]
@@ -66,24 +66,17 @@ def examples(
     tried = sorted(_attacked(run, rows, attack, progress), key=lambda one: one.margin)
     if of is not None and len(tried) > number:
         tried = [*tried[: (number + 1) // 2], *tried[len(tried) - number // 2 :]]
-    values = Record(
-        model=run.name,
-        dataset=run.report.dataset.name,
-        attack=attack,
-        threat=f"{threat.norm} {threat.eps_text}",
-        amplify=amplify,
-        of=of,
-        attacked=len(rows),
-        examples=[Example(**one.facts(classes, amplify)) for one in tried],
-    )
-    broken = sum(one.after.label != one.label for one in values.examples)
+    found = [Example(**one.facts(classes, amplify)) for one in tried]
+    broken = sum(one.after.label != one.label for one in found)
     source = "at the given indices" if of is None else f"of {class_name(of)} (least and most robust of {len(rows)})"
+    about = {"model": run.name, "dataset": run.report.dataset.name, "attack": attack, "norm": threat.norm}
+    cards = [one.card(attack, amplify) for one in found]
     return AnalysisResult(
         name="examples",
-        finding=f"{attack} ({values.threat}) breaks {broken} of {len(tried)} images {source}.",
-        values=values,
-        frames={"images": frame_of(_row(one) for one in values.examples)},
-        draw=lambda: _figures(values),
+        finding=f"{attack} ({threat.norm} {threat.eps_text}) breaks {broken} of {len(found)} images {source}.",
+        about={**about, "eps": threat.eps, "class": of, "images_attacked": len(rows), "amplify": amplify},
+        frames={"images": frame_of(_row(one) for one in found)},
+        draw=lambda: _figures(cards, attack, of),
     )
 
 
@@ -134,22 +127,11 @@ def _row(one: Example) -> dict[str, object]:
     }
 
 
-def _figures(values: Record) -> list[Figure]:
-    half = (len(values.examples) + 1) // 2
-    parts = (
-        {"Images at the given indices, least robust first": values.examples}
-        if values.of is None
-        else {
-            f"Least robust images of {values.of}": values.examples[:half],
-            f"Most robust images of {values.of}": values.examples[: half - 1 : -1],
-        }
-    )
+def _figures(cards: list[Card], attack: str, of: str | None) -> list[Figure]:
+    half = (len(cards) + 1) // 2
+    parts = {"Images at the given indices, least robust first": cards}
+    if of is not None:
+        parts = {f"Least robust images of {of}": cards[:half], f"Most robust images of {of}": cards[: half - 1 : -1]}
     return [
-        gallery(
-            [one.card(values.attack, values.amplify) for one in some],
-            title=title,
-            alt=f"{title}, natural and under {values.attack}.",
-        )
-        for title, some in parts.items()
-        if some
+        gallery(some, title=title, alt=f"{title}, natural and under {attack}.") for title, some in parts.items() if some
     ]

@@ -19,7 +19,6 @@ groups were chosen for it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -31,12 +30,13 @@ from scipy.spatial.distance import squareform
 from sklearn.cluster import spectral_clustering
 from sklearn.metrics import adjusted_rand_score
 
-from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
+from classwise.analysis.confusion import misclassified, symmetrized
+from classwise.analysis.result import AnalysisResult, frame_of, interval_columns
 from classwise.analysis.run import Run, capitalized, condition
 from classwise.analysis.superclasses import Superclasses, membership, superclasses_of
 from classwise.core.errors import InputError
 from classwise.reporting.estimates import Estimate, estimate, share
-from classwise.reporting.figures import Figure, heatmap
+from classwise.reporting.figures import heatmap, off_diagonal
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -58,135 +58,87 @@ def groups(
 ) -> AnalysisResult:
     """Group classes by mutual confusion. ``attack``: one of the report, by default the worst case over all."""
     run = Run.open(run)
-    key, classes = run.key(attack), run.classes
-    named = superclasses_of(run.report.dataset.name, len(classes), superclasses)
+    key, classes, dataset = run.key(attack), run.classes, run.report.dataset.name
+    named = superclasses_of(dataset, len(classes), superclasses)
     counts = np.array(run.report.confusion[key], dtype=np.int64)
-    present = np.flatnonzero(counts.sum(1))
+    n = counts.sum(1)
+    present = np.flatnonzero(n)
     if len(present) < 3:
         raise InputError(f"{run.path} has examples of {len(present)} classes; groups need at least 3")
-    affinity = affinity_of(counts)[np.ix_(present, present)]
+    affinity = affinity_of(counts)
     if not affinity.any():
         raise InputError(f"{run.path} has no wrong predictions {condition(key)}; groups need some")
 
     member_of = membership(named, len(classes))[present] if named else None
     found, chosen_by = _number(number, affinity, member_of)
-    random = np.random.default_rng(seed)
-    cut = spectral_groups(affinity, found, seed)
-    group_of, order = _in_order(cut, affinity)
-    wrong = counts[np.ix_(present, present)]
-    np.fill_diagonal(wrong, 0)
+    group_of, order = _in_order(spectral_groups(affinity, found, seed), affinity)
+    wrong = misclassified(counts)[np.ix_(present, present)]
     same = group_of[:, None] == group_of
-    inside = (wrong * same).sum(1)
-    chance = (wrong.sum(1) * (same.sum(1) - 1)).sum() / (len(present) - 1) / wrong.sum()
-    agreement = None
-    if member_of is not None:
-        shuffled = [adjusted_rand_score(member_of, random.permutation(group_of)) for _ in range(SHUFFLES)]
-        agreement = Record(
-            value=round(float(adjusted_rand_score(member_of, group_of)), 4),
-            by_chance=round(float(np.quantile(shuffled, 0.95)), 4),
-        )
+    inside, errors = (wrong * same).sum(1), wrong.sum(1)
+    within = Estimate(**estimate(int(inside.sum()), int(errors.sum())))
+    chance = round(float(100 * (errors * (same.sum(1) - 1)).sum() / (len(present) - 1) / errors.sum()), 4)
+    summary = {
+        **interval_columns("errors_within_percent", within),
+        "by_chance_percent": chance,
+        "stability": _stability(counts, group_of, found, seed),
+        **({} if member_of is None else _agreement(group_of, member_of, seed)),
+    }
+    rows = []
+    for group in range(found):
+        own = group_of == group
+        stays = Estimate(**estimate(int(inside[own].sum()), int(errors[own].sum())))
+        names = [classes[label] for label in present[own]]
+        row = {"classes": _listed(names), "number": len(names), **interval_columns("errors_within_percent", stays)}
+        if member_of is not None:
+            of_superclass = np.bincount(member_of[own])
+            row["main_superclass"] = list(named)[of_superclass.argmax()]
+            row["classes_of_main_superclass"] = int(of_superclass.max())
+        rows.append(row)
 
-    def group(own: int) -> Record:
-        at = np.flatnonzero(group_of == own)
-        labels = [int(present[place]) for place in at]
-        top = None if member_of is None else int(np.bincount(member_of[at]).argmax())
-        return Record(
-            labels=labels,
-            classes=[classes[label] for label in labels],
-            stays=Estimate(**estimate(int(inside[at].sum()), int(wrong[at].sum()))),
-            superclass=None if top is None else list(named)[top],
-            of_superclass=None if member_of is None else int((member_of[at] == top).sum()),
-        )
-
-    absent = [label for label in range(len(classes)) if label not in set(present.tolist())]
-    percent = np.full((len(classes), len(classes)), np.nan)
-    percent[np.ix_(present, present)] = (100 * affinity).round(4)
-    np.fill_diagonal(percent, np.nan)
-    values = Record(
-        model=run.name,
-        dataset=run.report.dataset.name,
-        classes=classes,
-        attack=key,
-        chosen_by=chosen_by,
-        groups=[group(own) for own in range(found)],
-        absent=[classes[label] for label in absent],
-        within=Estimate(**estimate(int(inside.sum()), int(wrong.sum()))),
-        within_by_chance=round(100 * float(chance), 4),
-        stability=_stability(counts, present, group_of, found, seed),
-        superclasses=named,
-        agreement=agreement,
-        order=[int(present[place]) for place in order] + absent,
-        affinity=[[None if np.isnan(value) else value for value in row] for row in percent.tolist()],
-    )
+    shown = [*present[order], *np.flatnonzero(n == 0)]
+    frame = pd.DataFrame({"class": classes, "label": range(len(classes))})
+    frame["group"] = pd.Series(group_of, present, dtype="Int64")
+    superclass_of = {label: name for name, labels in named.items() for label in labels}
+    frame["superclass"] = pd.Series(superclass_of, dtype="str")
+    frame = frame.loc[shown].reset_index(drop=True)
+    frame["position"] = range(len(classes))
     finding = (
-        f"{capitalized(condition(key))}, {share(values.within, '%')} of the wrong predictions stay within {found} "
-        f"groups of classes ({values.within_by_chance:.1f}% if spread evenly over the other classes)."
+        f"{capitalized(condition(key))}, {share(within, '%')} of the wrong predictions stay within {found} "
+        f"groups of classes ({chance:.1f}% if spread evenly over the other classes)."
     )
-    return AnalysisResult(
-        name="groups",
-        finding=finding,
-        values=values,
-        frames={"classes": _class_frame(values), "groups": _group_frame(values)},
-        draw=lambda: [_figure(values, finding)],
-    )
-
-
-def _class_frame(values: Record) -> pd.DataFrame:
-    """Return one row for each class, in the order of the figure."""
-    group_of = {label: number for number, group in enumerate(values.groups) for label in group.labels}
-    superclass_of = {label: name for name, labels in values.superclasses.items() for label in labels}
-    rows = [
-        {
-            "class": values.classes[label],
-            "label": label,
-            "group": group_of.get(label),
-            "superclass": superclass_of.get(label),
-            "position": position,
-        }
-        for position, label in enumerate(values.order)
-    ]
-    return frame_of(rows).astype({"group": "Int64", "superclass": "str"})
-
-
-def _group_frame(values: Record) -> pd.DataFrame:
-    frame = frame_of(
-        {
-            "classes": _listed(group.classes),
-            "number": len(group.labels),
-            **interval_columns("errors_within_percent", group.stays),
-            "main_superclass": group.superclass,
-            "classes_of_main_superclass": group.of_superclass,
-        }
-        for group in values.groups
-    )
-    return frame if values.superclasses else frame.drop(columns=["main_superclass", "classes_of_main_superclass"])
-
-
-def _figure(values: Record, finding: str) -> Figure:
-    borders = np.cumsum([len(group.labels) for group in values.groups]).tolist()
-    return heatmap(
-        [[values.affinity[i][j] for j in values.order] for i in values.order],
-        title=f"Mutual confusion {condition(values.attack)}, by group",
-        alt=f"Matrix of the mean share of two classes that is predicted as the other: {values.model} on "
-        f"{values.dataset}. {finding}",
-        names=[values.classes[label] for label in values.order],
+    borders = np.cumsum(np.bincount(group_of)).tolist()
+    figure = heatmap(
+        off_diagonal((100 * symmetrized(counts)).round(4)[np.ix_(shown, shown)]),
+        title=f"Mutual confusion {condition(key)}, by group",
+        alt=f"Matrix of the mean share of two classes that is predicted as the other: {run.name} on {dataset}. "
+        f"{finding}",
+        names=frame["class"].tolist(),
         x="class",
         y="class",
         unit="%",
         digits=1,
-        groups=borders if values.absent else borders[:-1],
+        groups=borders if len(present) < len(classes) else borders[:-1],
+    )
+    about = {"model": run.name, "dataset": dataset, "classes": classes, "superclasses": named, "attack": key}
+    return AnalysisResult(
+        name="groups",
+        finding=finding,
+        about={**about, "number_chosen_by": chosen_by, "seed": seed},
+        frames={"classes": frame, "groups": frame_of(rows), "summary": frame_of([summary])},
+        draw=lambda: [figure],
     )
 
 
 def affinity_of(counts: Ints) -> Floats:
-    """Return (K, K) the mean share of two classes that is predicted as the other; zero on the diagonal.
+    """Return the symmetrized matrix of the classes with examples, with a diagonal of zeros.
 
     >>> affinity_of(np.array([[8, 2], [6, 14]])).round(3).tolist()
     [[0.0, 0.25], [0.25, 0.0]]
     """
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    np.fill_diagonal(shares, 0)
-    return np.asarray((shares + shares.T) / 2, dtype=np.float64)
+    present = counts.sum(1) > 0
+    affinity = symmetrized(counts)[np.ix_(present, present)]
+    np.fill_diagonal(affinity, 0)
+    return affinity
 
 
 def spectral_groups(affinity: Floats, number: int, seed: int = 0) -> Ints:
@@ -217,9 +169,8 @@ def _regularized(affinity: Floats) -> Floats:
     return raised
 
 
-def _number(
-    number: int | None, affinity: Floats, member_of: Ints | None
-) -> tuple[int, Literal["setting", "superclasses", "eigengap"]]:
+def _number(number: int | None, affinity: Floats, member_of: Ints | None) -> tuple[int, str]:
+    """Return the number of groups and what it was chosen by."""
     k = len(affinity)
     if number is not None:
         if not 2 <= number < k:
@@ -244,18 +195,25 @@ def _in_order(cut: Ints, affinity: Floats) -> tuple[Ints, Ints]:
     return group_of, np.lexsort((place, group_of))
 
 
-def _stability(counts: Ints, present: Ints, group_of: Ints, number: int, seed: int) -> float | None:
+def _stability(counts: Ints, group_of: Ints, number: int, seed: int) -> float | None:
     """Return the mean agreement with the groups of resampled examples; None if these contain no error."""
     random = np.random.default_rng(seed)
-    n = counts[present].sum(1)
+    n = counts.sum(1)
     found = []
     for _ in range(RESAMPLES):
-        resampled = np.zeros_like(counts)
-        resampled[present] = random.multinomial(n, counts[present] / n[:, None])
-        affinity = affinity_of(resampled)[np.ix_(present, present)]
+        affinity = affinity_of(random.multinomial(n, counts / np.maximum(n, 1)[:, None]))
         if affinity.any():
             found.append(adjusted_rand_score(group_of, spectral_groups(affinity, number, seed)))
     return round(float(np.mean(found)), 4) if found else None
+
+
+def _agreement(group_of: Ints, member_of: Ints, seed: int) -> dict[str, float]:
+    random = np.random.default_rng(seed)
+    shuffled = [adjusted_rand_score(member_of, random.permutation(group_of)) for _ in range(SHUFFLES)]
+    return {
+        "agreement_with_superclasses": round(float(adjusted_rand_score(member_of, group_of)), 4),
+        "agreement_by_chance": round(float(np.quantile(shuffled, 0.95)), 4),
+    }
 
 
 def _listed(names: list[str]) -> str:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
+from classwise.analysis.confusion import misclassified
+from classwise.analysis.result import AnalysisResult, frame_of, interval_columns
 from classwise.analysis.retraining import evaluate_variant, recipe_of, repeatable_attack, train_variants
 from classwise.analysis.run import Run
 from classwise.core.errors import InputError
@@ -56,8 +57,7 @@ def homing_matrix(
     model: str, attack: str, classes: list[str], before: Verdicts, without: Mapping[int, Verdicts]
 ) -> AnalysisResult:
     """Return the result for the verdicts of a model and of the models trained without one class."""
-    flipped = confusion_matrix(before.label, before.predictions(attack), len(classes))
-    np.fill_diagonal(flipped, 0)
+    flipped = misclassified(confusion_matrix(before.label, before.predictions(attack), len(classes)))
     home = np.zeros_like(flipped)
     for label, verdicts in without.items():
         if not np.array_equal(verdicts.index, before.index):
@@ -66,70 +66,51 @@ def homing_matrix(
         home[:, label] = np.bincount(before.label[rows], minlength=len(classes))
     best = home.argmax(1)
     mutual = (best[best] == np.arange(len(classes))) & (home.max(1) > 0) & (home[best].max(1) > 0)
-    order = sorted(zip(*np.nonzero(flipped), strict=True), key=lambda pair: (-home[pair], -flipped[pair], pair))
-    values = Record(
-        model=model,
-        attack=attack,
-        classes=classes,
-        flipped=flipped.tolist(),
-        homing=home.tolist(),
-        overall=Estimate(**estimate(int(home.sum()), int(flipped.sum()))),
-        pairs=[
-            Record(
-                true=classes[i],
-                taken_for=classes[j],
-                home=Estimate(**estimate(int(home[i, j]), int(flipped[i, j]))),
-                came_home=int(home[i, j]),
-                one_to_one=bool(mutual[i] and best[i] == j),
-            )
-            for i, j in order
-        ],
-    )
-    finding = (
-        f"No example is misclassified under {attack}, so no error can be corrected."
-        if values.overall.value is None
-        else f"Of {values.overall.n} examples misclassified under {attack}, {share(values.overall, '%')} are "
-        "classified correctly under attack when the class they were predicted as is left out of training."
-    )
-    cells = order + [(i, j) for i, j in np.ndindex(flipped.shape) if i != j and not flipped[i, j]]
-    rows = [
+    pairs = [(i, j) for i, j in np.ndindex(flipped.shape) if i != j]
+    frame = frame_of(
         {
             "class": classes[i],
             "predicted_class": classes[j],
-            "label": int(i),
-            "predicted": int(j),
+            "label": i,
+            "predicted": j,
             "flipped": int(flipped[i, j]),
             "homing": int(home[i, j]),
             **interval_columns("homing_percent", Estimate(**estimate(int(home[i, j]), int(flipped[i, j])))),
             "one_to_one": bool(mutual[i] and best[i] == j),
         }
-        for i, j in cells
-    ]
+        for i, j in sorted(pairs, key=lambda pair: (-home[pair], -flipped[pair]))
+    )
+    overall = Estimate(**estimate(int(home.sum()), int(flipped.sum())))
+    finding = (
+        f"No example is misclassified under {attack}, so no error can be corrected."
+        if overall.value is None
+        else f"Of {overall.n} examples misclassified under {attack}, {share(overall, '%')} are "
+        "classified correctly under attack when the class they were predicted as is left out of training."
+    )
+    panels = (
+        ("Misclassified", flipped, "predicted as another class under attack"),
+        ("Homing", home, "of those, classified correctly by a model trained without that class"),
+    )
+
+    def figures() -> list[Figure]:
+        return [
+            heatmap(
+                off_diagonal(matrix),
+                title=f"{title} confusion matrix",
+                alt=f"{title} confusion matrix of {model} under {attack}: examples {what}",
+                names=classes,
+                x="predicted class",
+                y="true class",
+                unit="examples",
+                span=(0.0, float(max(1, flipped.max()))),
+            )
+            for title, matrix, what in panels
+        ]
+
     return AnalysisResult(
         name="homing",
         finding=finding,
-        values=values,
-        frames={"pairs": frame_of(rows)},
-        draw=lambda: _figures(values),
+        about={"model": model, "attack": attack, "classes": classes},
+        frames={"pairs": frame},
+        draw=figures,
     )
-
-
-def _figures(values: Record) -> list[Figure]:
-    most = float(max([1, *(count for row in values.flipped for count in row)]))
-    panels = (
-        ("Misclassified", values.flipped, "predicted as another class under attack"),
-        ("Homing", values.homing, "of those, classified correctly by a model trained without that class"),
-    )
-    return [
-        heatmap(
-            off_diagonal(matrix),
-            title=f"{title} confusion matrix",
-            alt=f"{title} confusion matrix of {values.model} under {values.attack}: examples {what}",
-            names=values.classes,
-            x="predicted class",
-            y="true class",
-            unit="examples",
-            span=(0.0, most),
-        )
-        for title, matrix, what in panels
-    ]

@@ -20,8 +20,9 @@ subtracts the bias from selecting the largest difference, estimated by resamplin
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,7 +33,7 @@ from torch import Tensor
 from classwise.analysis.bootstrap import resampled_means
 from classwise.analysis.model_outputs import BATCH, attack_of, exact_logits, selected_examples
 from classwise.analysis.plots import shown_classes, shown_suffix
-from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
+from classwise.analysis.result import AnalysisResult, frame_of, interval_columns
 from classwise.analysis.run import Run
 from classwise.attacks import FAB
 from classwise.config.spec import Numbers
@@ -56,8 +57,8 @@ GRID = 101
 MOST_CURVES = 16
 """Maximum number of classes that are all drawn; of more, the weakest and the strongest ``ENDS``."""
 ENDS = 4
+QUARTILES = ("quartile_1_radius", "median_radius", "quartile_3_radius")
 
-Search = Literal["nearest", "bisection", "grid"]
 AttackAtRadii = Callable[[Tensor], Tensor]
 """Maps radii (N,) to attacked images."""
 
@@ -90,43 +91,30 @@ def margins(
     index = selected_examples(run, per_class)
     found = []
     progress.start(f"radii of {run.name}", len(index))
-    for x, y, rows in ordered(run.images, index, BATCH, device_of(run.model)):
-        found.append(_smallest_radii(run, search, x, y, rows, radii, largest))
+    for x, y, places in ordered(run.images, index, BATCH, device_of(run.model)):
+        found.append(_smallest_radii(run, search, x, y, places, radii, largest))
         progress.advance(len(x))
     progress.finish()
     label, radius = run.images.labels[index], np.concatenate(found)
-    known = radius[np.isfinite(radius)]
-    most = float(max(radii or [threat.eps, *known]))
-    grid = np.linspace(0, most, GRID)
-    searched: Search = "nearest" if isinstance(search, FAB) else "bisection" if radii is None else "grid"
-    values = Record(
-        model=run.name,
-        dataset=run.report.dataset.name,
-        classes=classes,
-        attack=attack,
-        search=searched,
-        norm=threat.norm,
-        eps=threat.eps,
-        radii=[round(float(value), 8) for value in grid],
-        by_class=[
-            _of_class(number, name, radius[label == number], grid, threat.eps) for number, name in enumerate(classes)
-        ],
-        overall=survival(radius, grid),
-        area=_area([np.minimum(radius[label == number], most) for number in range(len(classes))], classes, seed),
-        examples=[
-            Record(index=int(place), label=int(own), radius=round(float(value), 8) if np.isfinite(value) else None)
-            for place, own, value in zip(index, label, radius, strict=True)
-        ],
-    )
-    images = frame_of(values.examples)
-    images.insert(2, "class", np.array(classes, dtype=object)[images["label"]])
-    finding = _finding(values)
+    most = float(max(radii or [threat.eps, *radius[np.isfinite(radius)]]))
+    by_class = [radius[label == number] for number in range(len(classes))]
+    rows = [_class_row(number, classes[number], own, most, threat.eps) for number, own in enumerate(by_class)]
+    area = _area([np.minimum(own, most) for own in by_class], classes, seed)
+    images = pd.DataFrame({"index": index, "label": label, "class": np.array(classes, dtype=object)[label]})
+    images["radius"] = np.where(np.isfinite(radius), radius.round(8), np.nan)
+    searched = "nearest" if isinstance(search, FAB) else "bisection" if radii is None else "grid"
+    finding = _finding(rows, area, threat.norm, attack)
+    about = {"model": run.name, "dataset": run.report.dataset.name, "classes": classes, "attack": attack}
     return AnalysisResult(
         name="margins",
         finding=finding,
-        values=values,
-        frames={"images": images, "classes": _class_frame(values)},
-        draw=lambda: _figures(values, finding),
+        about={**about, "search": searched, "norm": threat.norm, "eps": threat.eps, "seed": seed},
+        frames={
+            "images": images,
+            "classes": frame_of(rows).sort_values("mean_radius", kind="stable", ignore_index=True),
+            "area": frame_of([] if area is None else [area]),
+        },
+        draw=lambda: [_curves(run, rows, by_class, most, finding), _medians(run, rows)],
     )
 
 
@@ -196,21 +184,24 @@ def _smallest_radii(
     return np.where(np.isfinite(distance(x)), 0.0, found)
 
 
-def _of_class(label: int, name: str, radius: Floats, grid: Floats, eps: float) -> Record:
+def _class_row(label: int, name: str, radius: Floats, most: float, eps: float) -> dict[str, Any]:
+    """Return the row of a class; above ``most`` nothing is known."""
     n = len(radius)
     quartiles = np.quantile(radius, [0.25, 0.5, 0.75], method="inverted_cdf") if n else np.full(3, np.inf)
-    return Record(
-        {"label": label, "class": name},
-        n=n,
-        mean=round(float(np.minimum(radius, grid[-1]).mean()), 8) if n else None,
-        quartiles=[round(float(value), 8) if np.isfinite(value) else None for value in quartiles],
-        unbroken=int(np.isinf(radius).sum()),
-        at_eps=Estimate(**estimate(int((radius > eps).sum()), n)) if eps <= grid[-1] else None,
-        curve=survival(radius, grid) if n else None,
-    )
+    radii = [round(float(value), 8) if np.isfinite(value) else None for value in quartiles]
+    survives = Estimate(**estimate(int((radius > eps).sum()), n if eps <= most else 0))
+    return {
+        "class": name,
+        "label": label,
+        "mean_radius": round(float(np.minimum(radius, most).mean()), 8) if n else None,
+        **dict(zip(QUARTILES, radii, strict=True)),
+        **interval_columns("survives_eps_percent", survives),
+        "unbroken_images": int(np.isinf(radius).sum()),
+        "n": n,
+    }
 
 
-def _area(radii: list[Floats], classes: list[str], seed: int) -> Record | None:
+def _area(radii: list[Floats], classes: list[str], seed: int) -> dict[str, Any] | None:
     """Return the area between the curves of the best and the worst class, from the bounded radii of each class."""
     present = [label for label, own in enumerate(radii) if len(own)]
     if len(present) < 2:
@@ -222,93 +213,69 @@ def _area(radii: list[Floats], classes: list[str], seed: int) -> Record | None:
     value = float(means[best] - means[worst])
     low, high = np.quantile(resampled[best] - resampled[worst], [0.025, 0.975])
     bias = float(np.mean(resampled.max(0) - resampled.min(0))) - value
-    return Record(
-        best=classes[present[best]],
-        worst=classes[present[worst]],
-        value=round(value, 8),
-        low=round(float(low), 8),
-        high=round(float(high), 8),
-        corrected=round(max(0.0, value - bias), 8),
-    )
+    return {
+        "best_class": classes[present[best]],
+        "worst_class": classes[present[worst]],
+        "area": round(value, 8),
+        "area_low": round(float(low), 8),
+        "area_high": round(float(high), 8),
+        "corrected_area": round(max(0.0, value - bias), 8),
+    }
 
 
-def _class_frame(values: Record) -> pd.DataFrame:
-    """Return one row for each class, from the smallest mean radius."""
-    order = sorted(values.by_class, key=lambda part: (part.mean is None, part.mean or 0.0))
-    nothing = Estimate(value=None, low=None, high=None, n=0)
-    rows = [
-        {
-            "class": part["class"],
-            "label": part.label,
-            "mean_radius": part.mean,
-            "quartile_1_radius": part.quartiles[0],
-            "median_radius": part.quartiles[1],
-            "quartile_3_radius": part.quartiles[2],
-            **interval_columns("survives_eps_percent", part.at_eps or nothing),
-            "unbroken_images": part.unbroken,
-            "n": part.n,
-        }
-        for part in order
-    ]
-    return frame_of(rows)
-
-
-def _finding(values: Record) -> str:
-    known = [part for part in values.by_class if part.mean is not None]
-    least, most = (pick(known, key=lambda part: float(part.mean)) for pick in (min, max))
-    area = values.area
+def _finding(rows: list[dict[str, Any]], area: dict[str, Any] | None, norm: str, attack: str) -> str:
+    known = [row for row in rows if row["n"]]
+    least, most = (pick(known, key=itemgetter("mean_radius")) for pick in (min, max))
     between = (
         ""
         if area is None
-        else f"; the area between the curves is {area.value:.4f} [{area.low:.4f}, {area.high:.4f}], corrected "
-        f"{area.corrected:.4f}"
+        else f"; the area between the curves is {area['area']:.4f} [{area['area_low']:.4f}, {area['area_high']:.4f}], "
+        f"corrected {area['corrected_area']:.4f}"
     )
     return (
-        f"The mean smallest {values.norm} radius at which {values.attack} breaks an image (an upper bound) ranges from "
-        f"{least.mean:.4f} for {class_name(least['class'])} to {most.mean:.4f} for {class_name(most['class'])}"
-        f"{between}."
+        f"The mean smallest {norm} radius at which {attack} breaks an image (an upper bound) ranges from "
+        f"{least['mean_radius']:.4f} for {class_name(least['class'])} to {most['mean_radius']:.4f} for "
+        f"{class_name(most['class'])}{between}."
     )
 
 
-def _figures(values: Record, finding: str) -> list[Figure]:
-    view = shown_classes([part.mean for part in values.by_class])
-    quartiles = [values.by_class[label].quartiles for label in view]
-    drawn = [part for part in values.by_class if part.curve is not None]
+def _curves(run: Run, rows: list[dict[str, Any]], by_class: list[Floats], most: float, finding: str) -> Figure:
+    grid, threat = np.linspace(0, most, GRID), run.report.threat
+    drawn = [row for row in rows if row["n"]]
     if len(drawn) > MOST_CURVES:
-        drawn.sort(key=lambda part: float(part.mean))
+        drawn.sort(key=itemgetter("mean_radius"))
         drawn = [*drawn[:ENDS], *drawn[-ENDS:]]
+    x = grid.round(8).tolist()
     curves = [
         Series(
-            name=part["class"],
-            x=values.radii,
-            y=part.curve,
+            name=row["class"],
+            x=x,
+            y=survival(by_class[row["label"]], grid),
             color=SERIES_COLORS[place % len(SERIES_COLORS)],
             dash=DASHES[place // len(SERIES_COLORS) % len(DASHES)],
         )
-        for place, part in enumerate(drawn)
+        for place, row in enumerate(drawn)
     ]
-    return [
-        lines(
-            [*curves, Series(name="all", x=values.radii, y=values.overall, color=INK, dash="dashdot")],
-            title="Robustness curves",
-            alt=f"Share of the images of each class of {values.model} that survive a radius. {finding}",
-            x=f"radius ({values.norm})",
-            y="surviving images of the class, %",
-            zero=True,
-            marks={"eps": values.eps} if values.eps <= values.radii[-1] else None,
-        ),
-        bars(
-            [values.classes[label] for label in view],
-            [
-                Series(
-                    name="median",
-                    y=[half for _, half, _ in quartiles],
-                    low=[low for low, _, _ in quartiles],
-                    high=[high for _, _, high in quartiles],
-                )
-            ],
-            title=f"Median radius and quartiles{shown_suffix(view, values.classes)}",
-            alt=f"Median of the smallest radii of each class of {values.model}, with quartiles.",
-            y=f"radius ({values.norm})",
-        ),
-    ]
+    every = Series(name="all", x=x, y=survival(np.concatenate(by_class), grid), color=INK, dash="dashdot")
+    return lines(
+        [*curves, every],
+        title="Robustness curves",
+        alt=f"Share of the images of each class of {run.name} that survive a radius. {finding}",
+        x=f"radius ({threat.norm})",
+        y="surviving images of the class, %",
+        zero=True,
+        marks={"eps": threat.eps} if threat.eps <= most else None,
+    )
+
+
+def _medians(run: Run, rows: list[dict[str, Any]]) -> Figure:
+    view = shown_classes([row["mean_radius"] for row in rows])
+    shown = [rows[label] for label in view]
+    low, median, high = ([row[name] for row in shown] for name in QUARTILES)
+    return bars(
+        [row["class"] for row in shown],
+        [Series(name="median", y=median, low=low, high=high)],
+        title=f"Median radius and quartiles{shown_suffix(view, run.classes)}",
+        alt=f"Median of the smallest radii of each class of {run.name}, with quartiles.",
+        y=f"radius ({run.report.threat.norm})",
+    )

@@ -16,20 +16,23 @@ also correlated with its accuracy, over classes (see ``correlation``).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.spatial.distance import squareform
 from scipy.stats import rankdata
 
+from classwise.analysis.confusion import symmetrized
 from classwise.analysis.correlation import spearman
-from classwise.analysis.model_outputs import Outputs, attacked_outputs, natural_outputs
-from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns, p_text
+from classwise.analysis.model_outputs import attacked_outputs, natural_outputs
+from classwise.analysis.result import AnalysisResult, frame_of, interval_columns, p_text
 from classwise.analysis.run import Run, condition
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
 from classwise.metrics import confusion_matrix
-from classwise.reporting.figures import Figure, Series, heatmap, points
+from classwise.reporting.figures import Figure, Series, heatmap, off_diagonal, points
 from classwise.storage.verdicts import NATURAL
 
 Floats = NDArray[np.float64]
@@ -57,21 +60,40 @@ def similarity(
     run.require_classes(2)
     natural = natural_outputs(run, per_class=per_class, progress=progress)
     adversarial = attacked_outputs(run, attack=_attack_spec(run, key), per_class=per_class, progress=progress)
-    values = Record(
-        model=run.name,
-        dataset=run.report.dataset.name,
-        classes=run.classes,
-        attack=key,
-        n=len(natural.label),
-        natural=_seen(run, NATURAL, natural, seed),
-        adversarial=_seen(run, key, adversarial, seed),
-    )
+    classes, verdicts = run.classes, run.verdicts
+    matrices, pairs, correlations = [], [], []
+    for name, images in ((key, adversarial), (NATURAL, natural)):
+        confused = symmetrized(confusion_matrix(verdicts.label, verdicts.predictions(name), len(classes)))
+        accuracies = [part.value for part in run.report[name].by_class]
+        for what, vectors in (("logits", images.logits), ("features", images.features)):
+            if vectors is None:
+                continue
+            matrix = cosines(vectors, images.label, len(classes))
+            others = pd.DataFrame(np.where(np.eye(len(classes), dtype=bool), np.nan, matrix))
+            mean = [None if np.isnan(value) else value for value in others.mean(axis=1).round(6)]
+            test, with_accuracy = mantel(matrix, confused, seed), spearman(mean, accuracies, seed)
+            row = {"images": name, "similarity_of": what}
+            matrices.append((name, what, matrix.round(6)))
+            pairs.append(_pair_frame(matrix.round(6), (100 * confused).round(6), row, classes))
+            correlations.append(
+                {
+                    **row,
+                    "spearman_with_confusion": test.value,
+                    "mantel_p_value": test.p,
+                    "pairs": test.pairs,
+                    **interval_columns("spearman_with_accuracy", with_accuracy),
+                    "p_value": with_accuracy.p_value,
+                }
+            )
+    frames = {"pairs": pd.concat(pairs, ignore_index=True), "correlations": frame_of(correlations)}
+    finding = f"{run.name} {condition(key)}: {_finding(frames)}"
+    about = {"model": run.name, "dataset": run.report.dataset.name, "classes": classes, "attack": key}
     return AnalysisResult(
         name="similarity",
-        finding=_finding(values),
-        values=values,
-        frames={"pairs": _pair_frame(values), "correlations": _correlation_frame(values)},
-        draw=lambda: _figures(values),
+        finding=finding,
+        about={**about, "n": len(natural.label), "seed": seed},
+        frames=frames,
+        draw=lambda: [*_matrix_figures(run, matrices, finding), *_pair_figures(run.name, frames)],
     )
 
 
@@ -86,31 +108,26 @@ def cosines(vectors: NDArray[np.floating], label: NDArray[np.int64], num_classes
     return np.asarray(found)
 
 
-def symmetrized(counts: NDArray[np.int64]) -> Floats:
-    """Return (K, K) the mean share of two classes that is predicted as the other; NaN for absent classes.
+class Mantel(NamedTuple):
+    """Spearman's coefficient and its p-value; None with few classes or without variation."""
 
-    >>> symmetrized(np.array([[8, 2], [1, 3]]))[0, 1].round(6)
-    np.float64(0.225)
-    """
-    n = counts.sum(1, keepdims=True)
-    rates = np.where(n > 0, counts / np.maximum(n, 1), np.nan)
-    return np.asarray((rates + rates.T) / 2)
+    value: float | None
+    p: float | None
+    pairs: int
 
 
-def mantel(one: Floats, other: Floats, seed: int = 0) -> Record:
+def mantel(one: Floats, other: Floats, seed: int = 0) -> Mantel:
     """Return Spearman's coefficient between the upper triangles of two symmetric matrices, with Mantel's p-value."""
     present = ~(np.isnan(one) & ~np.eye(len(one), dtype=bool)).all(1) & ~np.isnan(np.diag(other))
     one, other = one[np.ix_(present, present)], other[np.ix_(present, present)]
     k = len(one)
     upper = np.triu_indices(k, 1)
     if len(upper[0]) < 3 or np.isnan(one[upper]).any() or min(np.ptp(one[upper]), np.ptp(other[upper])) == 0:
-        return Record(value=None, p=None, pairs=len(upper[0]))
+        return Mantel(None, None, len(upper[0]))
 
     def ranks(matrix: Floats) -> Floats:
-        ranked = rankdata(matrix[upper])
-        square = np.zeros((k, k))
-        square[upper] = (ranked - ranked.mean()) / np.linalg.norm(ranked - ranked.mean())
-        return square + square.T
+        ranked = rankdata(matrix[upper]) - (len(upper[0]) + 1) / 2
+        return np.asarray(squareform(ranked / np.linalg.norm(ranked)))
 
     first, second = ranks(one), ranks(other)
     value = float((first * second)[upper].sum())
@@ -120,7 +137,7 @@ def mantel(one: Floats, other: Floats, seed: int = 0) -> Record:
         order = random.permutation(k)
         # The sum over the upper triangle is half the sum over the matrix.
         far += bool(abs(np.vdot(first, second[np.ix_(order, order)])) / 2 >= abs(value) - 1e-9)
-    return Record(value=round(value, 4), p=round(far / (ORDERS + 1), 6), pairs=len(upper[0]))
+    return Mantel(round(value, 4), round(far / (ORDERS + 1), 6), len(upper[0]))
 
 
 def _attack_spec(run: Run, key: str) -> str:
@@ -133,153 +150,85 @@ def _attack_spec(run: Run, key: str) -> str:
     return attacks[min(attacks, key=lambda name: run.report[name].overall.value or 0.0)].spec
 
 
-def _seen(run: Run, key: str, images: Outputs, seed: int) -> Record:
-    k, verdicts = run.num_classes, run.verdicts
-    confused = symmetrized(confusion_matrix(verdicts.label, verdicts.predictions(key), k))
-    accuracies = [part.value for part in run.report[key].by_class]
-
-    def similar(vectors: NDArray[np.float32]) -> Record:
-        matrix = cosines(vectors, images.label, k)
-        others = np.where(np.eye(k, dtype=bool) | np.isnan(matrix), 0.0, matrix).sum(1)
-        known = (~np.isnan(matrix)).sum(1) - 1
-        mean = [
-            round(float(total / count), 6) if count > 0 else None for total, count in zip(others, known, strict=True)
-        ]
-        return Record(
-            cosines=_listed(matrix),
-            with_confusion=mantel(matrix, confused, seed),
-            mean=mean,
-            with_robustness=spearman(mean, accuracies, seed),
-        )
-
-    return Record(
-        images=key,
-        logits=similar(images.logits),
-        features=None if images.features is None else similar(images.features),
-        confusion=_listed(100 * confused),
-    )
-
-
-def _parts(seen: Record) -> list[tuple[str, Record]]:
-    return [(what, seen[what]) for what in ("logits", "features") if seen[what] is not None]
-
-
-def _ranked_pairs(part: Record, most: int | None = None) -> list[tuple[float, int, int]]:
-    """Return pairs of classes with their cosine, from the most similar."""
-    matrix = np.array(part.cosines, dtype=np.float64)
-    first, second = np.triu_indices(len(matrix), 1)
-    values = matrix[first, second]
-    order = np.argsort(-values, kind="stable")[: np.count_nonzero(~np.isnan(values))][:most]
-    return list(zip(values[order].tolist(), first[order].tolist(), second[order].tolist(), strict=True))
-
-
-def _span(part: Record) -> tuple[float, float] | None:
-    """Return a color scale that starts just below the smallest cosine, because cosines of features are large."""
-    least = min((value for row in part.cosines for value in row if value is not None), default=0.0)
-    return (min(float(np.floor(10 * least) / 10), 0.9), 1.0) if least >= 0 else None
-
-
-def _listed(matrix: Floats) -> list[list[float | None]]:
-    listed = matrix.round(6).astype(object)
-    listed[np.isnan(matrix)] = None
-    return list(listed.tolist())
-
-
-def _pair_frame(values: Record) -> pd.DataFrame:
-    """Return all pairs of classes, from the most similar by logits under attack."""
-    return frame_of(
+def _pair_frame(matrix: Floats, confused: Floats, images: dict[str, str], classes: list[str]) -> pd.DataFrame:
+    """Return all pairs of classes, from the most similar; those without a cosine are last."""
+    names, upper = np.array(classes, dtype=object), np.triu_indices(len(classes), 1)
+    order = np.argsort(-matrix[upper], kind="stable")[: np.count_nonzero(~np.isnan(matrix[upper]))]
+    unknown = np.nonzero(np.tril(np.isnan(matrix), -1))
+    label, other = (np.concatenate([known[order], rest]) for known, rest in zip(upper, unknown, strict=True))
+    return pd.DataFrame(
         {
-            "class": values.classes[i],
-            "other_class": values.classes[j],
-            "label": i,
-            "other_label": j,
-            "images": seen.images,
-            "similarity_of": what,
-            "cosine": part.cosines[i][j],
-            "confused_percent": seen.confusion[i][j],
+            "class": names[label],
+            "other_class": names[other],
+            "label": label,
+            "other_label": other,
+            **images,
+            "cosine": matrix[label, other],
+            "confused_percent": confused[label, other],
         }
-        for seen in (values.adversarial, values.natural)
-        for what, part in _parts(seen)
-        for i, j in [
-            *((i, j) for _, i, j in _ranked_pairs(part)),
-            *((i, j) for i in range(len(values.classes)) for j in range(i) if part.cosines[i][j] is None),
-        ]
     )
 
 
-def _correlation_frame(values: Record) -> pd.DataFrame:
-    return frame_of(
-        {
-            "images": seen.images,
-            "similarity_of": what,
-            "spearman_with_confusion": part.with_confusion.value,
-            "mantel_p_value": part.with_confusion.p,
-            "pairs": part.with_confusion.pairs,
-            **interval_columns("spearman_with_accuracy", part.with_robustness),
-            "p_value": part.with_robustness.p_value,
-        }
-        for seen in (values.adversarial, values.natural)
-        for what, part in _parts(seen)
-    )
-
-
-def _finding(values: Record) -> str:
-    part = values.adversarial.logits
-    top = _ranked_pairs(part, 1)
-    sentence = f"{values.model} {condition(values.attack)}: "
-    if top:
-        cosine, i, j = top[0]
-        sentence += (
-            f"the most similar classes by mean logits are {values.classes[i]} and {values.classes[j]} ({cosine:.2f})"
+def _finding(frames: dict[str, pd.DataFrame]) -> str:
+    """Return the sentence about the logits of attacked images, which are first in the frames."""
+    top, test = frames["pairs"].iloc[0], frames["correlations"].iloc[0]
+    parts = []
+    if not np.isnan(top["cosine"]):
+        names = f"{top['class']} and {top['other_class']}"
+        parts.append(f"the most similar classes by mean logits are {names} ({top['cosine']:.2f})")
+    if np.isnan(test["spearman_with_confusion"]):
+        parts.append("similarity and confusion cannot be correlated (too few classes, or no variation)")
+    else:
+        parts.append(
+            f"similarity and confusion have a Spearman coefficient of {test['spearman_with_confusion']:.2f} over "
+            f"{test['pairs']} pairs (Mantel test{p_text(test['mantel_p_value'])})"
         )
-    if part.with_confusion.value is None:
-        return f"{sentence}; similarity and confusion cannot be correlated (too few classes, or no variation)."
-    return (
-        f"{sentence}; similarity and confusion have a Spearman coefficient of {part.with_confusion.value:.2f} over "
-        f"{part.with_confusion.pairs} pairs (Mantel test{p_text(part.with_confusion.p)})."
-    )
+    return f"{'; '.join(parts)}."
 
 
-def _figures(values: Record) -> list[Figure]:
-    both = (values.adversarial, values.natural)
-    found = [
+def _matrix_figures(run: Run, matrices: list[tuple[str, str, Floats]], finding: str) -> list[Figure]:
+    return [
         heatmap(
-            [
-                [None if i == j or value is None else round(value, 3) for j, value in enumerate(row)]
-                for i, row in enumerate(part.cosines)
-            ],
-            title=f"Similarity of classes by {what}, {condition(seen.images)}",
-            alt=f"Matrix of cosines between the mean {what} of classes of {values.model} on {values.dataset}, "
-            f"{condition(seen.images)}. {_finding(values)}",
-            names=values.classes,
+            off_diagonal(matrix.round(3)),
+            title=f"Similarity of classes by {what}, {condition(name)}",
+            alt=f"Matrix of cosines between the mean {what} of classes of {run.name} on {run.report.dataset.name}, "
+            f"{condition(name)}. {finding}",
+            names=run.classes,
             x="class",
             y="class",
             unit="cosine",
             digits=2,
-            span=_span(part),
+            span=_span(matrix),
         )
-        for seen in both
-        for what, part in _parts(seen)
+        for name, what, matrix in matrices
     ]
-    if values.natural.logits.with_confusion.pairs > MOST_POINTS:
-        return found
-    for what, _ in _parts(values.natural):
-        series = []
-        for seen in reversed(both):
-            pairs = _ranked_pairs(seen[what])
-            series.append(
-                Series(
-                    name=seen.images,
-                    x=[value for value, _, _ in pairs],
-                    y=[seen.confusion[i][j] for _, i, j in pairs],
-                    text=[f"{values.classes[i]} – {values.classes[j]}" for _, i, j in pairs],
-                )
+
+
+def _span(matrix: Floats) -> tuple[float, float] | None:
+    """Return a color scale that starts just below the smallest cosine, because cosines of features are large."""
+    least = min(matrix[~np.isnan(matrix)], default=0.0)
+    return (min(float(np.floor(10 * least) / 10), 0.9), 1.0) if least >= 0 else None
+
+
+def _pair_figures(model: str, frames: dict[str, pd.DataFrame]) -> list[Figure]:
+    if frames["correlations"]["pairs"].max() > MOST_POINTS:
+        return []
+    found = []
+    for what, part in frames["pairs"].dropna(subset="cosine").groupby("similarity_of", sort=False):
+        series = [
+            Series(
+                name=name,
+                x=list(own["cosine"]),
+                y=list(own["confused_percent"]),
+                text=list(own["class"] + " – " + own["other_class"]),
             )
+            for name, own in part.groupby("images", sort=False)
+        ]
         found.append(
             points(
-                series,
+                series[::-1],
                 title=f"Confusion by similarity of {what}",
-                alt=f"Confusion of each pair of classes of {values.model} over the cosine of their mean {what}.",
+                alt=f"Confusion of each pair of classes of {model} over the cosine of their mean {what}.",
                 x=f"cosine between the mean {what} of two classes",
                 y="confused with each other, %",
             )

@@ -18,11 +18,10 @@ from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_similarity
 
 from classwise.analysis import Run, similarity
+from classwise.analysis.confusion import symmetrized
 from classwise.analysis.model_outputs import attacked_outputs, natural_outputs
-from classwise.analysis.similarity import cosines, mantel, symmetrized
+from classwise.analysis.similarity import cosines, mantel
 from classwise.core.errors import InputError
-
-UPPER = np.triu_indices(10, 1)
 
 
 def symmetric(random: np.random.Generator, k: int) -> np.ndarray:
@@ -50,28 +49,39 @@ def test_symmetrized_rates_by_hand() -> None:
 def test_trained_model(trained: Path) -> None:
     found = similarity(trained, attack="pgd", per_class=6)
     subject = Run.open(trained)
-    for seen, images in (
-        (found.natural, natural_outputs(subject, per_class=6)),
-        (found.adversarial, attacked_outputs(subject, attack="pgd:steps=3", per_class=6)),
-    ):
-        for part, vectors in ((seen.logits, images.logits), (seen.features, images.features)):
+    outputs = {
+        "pgd": attacked_outputs(subject, attack="pgd:steps=3", per_class=6),
+        "natural": natural_outputs(subject, per_class=6),
+    }
+    heatmaps = iter(found.figures())
+    rows = iter(found.frames["correlations"].to_dict("records"))
+    for name, images in outputs.items():
+        counts = np.array(subject.report.confusion[name])
+        rates = counts / counts.sum(1, keepdims=True)
+        confused = 50 * (rates + rates.T)
+        accuracies = [one.value for one in subject.report[name].by_class]
+        for what, vectors in (("logits", images.logits), ("features", images.features)):
             means = np.stack([vectors[images.label == number].mean(0) for number in range(10)])
             expected = cosine_similarity(means)
-            assert np.array(part.cosines) == pytest.approx(expected, abs=1e-5)
-            confused = np.array(seen.confusion)[UPPER]
-            assert part.with_confusion.value == pytest.approx(
-                spearmanr(np.array(part.cosines)[UPPER], confused).statistic, abs=1e-3
+            pairs = found.frame.query(f"images == '{name}' and similarity_of == '{what}'")
+            place = pairs["label"], pairs["other_label"]
+            assert pairs["cosine"].to_numpy() == pytest.approx(expected[place], abs=1e-5)
+            assert pairs["cosine"].is_monotonic_decreasing
+            assert pairs["confused_percent"].to_numpy() == pytest.approx(confused[place], abs=1e-5)
+            drawn = np.array(next(heatmaps).plot.z, dtype=float)
+            np.fill_diagonal(expected, np.nan)
+            assert drawn == pytest.approx(expected, abs=1e-3, nan_ok=True)
+            row = next(rows)
+            assert (row["images"], row["similarity_of"], row["pairs"]) == (name, what, 45)
+            assert row["spearman_with_confusion"] == pytest.approx(
+                spearmanr(pairs["cosine"], pairs["confused_percent"]).statistic, abs=1e-3
             )
-            off = ~np.eye(10, dtype=bool)
-            assert part.mean == pytest.approx([expected[i][off[i]].mean() for i in range(10)], abs=1e-5)
-            accuracies = [one.value for one in subject.report[seen.images].by_class]
-            assert part.with_robustness.value == pytest.approx(spearmanr(part.mean, accuracies).statistic, abs=1e-3)
-    counts = np.array(subject.report.confusion["pgd"])
-    rates = counts / counts.sum(1, keepdims=True)
-    assert np.array(found.adversarial.confusion) == pytest.approx(50 * (rates + rates.T), abs=1e-5)
+            assert row["spearman_with_accuracy"] == pytest.approx(
+                spearmanr(np.nanmean(expected, axis=1), accuracies).statistic, abs=1e-3
+            )
     assert len(found.figures()) == 6
     assert len(found.frame) == 4 * 45
-    assert found.n == 60
+    assert found.about["n"] == 60
 
 
 def test_features_of_a_linear_model_are_pixels(tmp_path: Path) -> None:
@@ -80,11 +90,12 @@ def test_features_of_a_linear_model_are_pixels(tmp_path: Path) -> None:
     subject = planted(tmp_path, model, x.view(4, 1, 2, 2), [0, 1, 2, 3], ["a", "b", "c", "d"], eps=0.01)
     found = similarity(subject)
     half = np.sqrt(0.5)
-    expected = [[1, half, 0, 0], [half, 1, half, 0], [0, half, 1, 0], [0, 0, 0, 1]]
-    assert np.array(found.natural.features.cosines) == pytest.approx(np.array(expected), abs=1e-5)
-    assert found.natural.logits.cosines == found.natural.features.cosines
+    natural = found.frame.query("images == 'natural'").set_index(["similarity_of", "class", "other_class"])
+    for what in ("logits", "features"):
+        expected = {("a", "b"): half, ("a", "c"): 0, ("a", "d"): 0, ("b", "c"): half, ("b", "d"): 0, ("c", "d"): 0}
+        assert natural.loc[what]["cosine"].to_dict() == pytest.approx(expected, abs=1e-5)
     # This model distinguishes a and b only by random values: b's two pixels are equal.
-    assert found.natural.confusion[0][1] == 50.0
+    assert natural.loc["logits", "a", "b"]["confused_percent"] == 50.0
 
 
 def test_mantel_matches_all_permutations() -> None:
@@ -134,23 +145,23 @@ def test_absent_classes_headless_models_and_several_attacks(tmp_path: Path) -> N
         tmp_path, model, x, torch.arange(40) % 4, ["a", "b", "c", "d", "e"], attacks=["fgsm", "pgd:steps=5"], eps=0.2
     )
     found = similarity(subject)
-    assert found.attack == "worst-case"
-    assert found.natural.features is None
-    assert found.natural.logits.cosines[4] == [None] * 5
-    assert found.natural.logits.mean[4] is None
-    assert found.natural.logits.with_confusion.pairs == 6
+    assert found.about["attack"] == "worst-case"
+    assert set(found.frame["similarity_of"]) == {"logits"}
+    natural = found.frame.query("images == 'natural'")
+    assert set(natural["class"][natural["cosine"].isna()]) == {"e"}
+    assert natural["cosine"].count() == 6
+    assert found.frames["correlations"]["pairs"].tolist() == [6, 6]
     assert len(found.figures()) == 3
-    weaker = similarity(subject, attack="fgsm")
-    expected = attacked_outputs(subject, attack="fgsm")
-    assert np.array(weaker.adversarial.logits.cosines, dtype=float) == pytest.approx(
-        cosines(expected.logits, expected.label, 5), nan_ok=True, abs=1e-5
-    )
+    weaker = similarity(subject, attack="fgsm").frame.query("images == 'fgsm'")
+    outputs = attacked_outputs(subject, attack="fgsm")
+    expected = cosines(outputs.logits, outputs.label, 5)[weaker["label"], weaker["other_label"]]
+    assert weaker["cosine"].to_numpy() == pytest.approx(expected, nan_ok=True, abs=1e-5)
 
 
 def test_thousand_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("classwise.analysis.similarity"), "ORDERS", 9)  # all of them take a minute
     found = similarity(thousand(tmp_path))
-    assert found.natural.logits.with_confusion.pairs == 499_500
+    assert found.frames["correlations"]["pairs"].tolist() == [499_500] * 4
     assert len(found.figures()) == 4
 
 

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -15,34 +16,44 @@ from hypothesis import strategies as st
 from scipy.stats import pearsonr
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
-from classwise.analysis import confusion
+from classwise.analysis import AnalysisResult, confusion
 from classwise.analysis.confusion import symmetry
 from classwise.core.errors import InputError
+from classwise.metrics import wilson
 
 COUNTS = [[6, 3, 1, 0], [1, 8, 1, 0], [0, 1, 5, 4], [0, 0, 2, 8]]
 GROUPS = {"first": [0, 1], "second": [2, 3]}
 
 
+def matrix(found: AnalysisResult, attack: str, column: str = "count") -> pd.DataFrame:
+    """The matrix of a column, by true and predicted class."""
+    rows = found.frame.query(f"attack == '{attack}'")
+    return rows.pivot(index="label", columns="predicted", values=column)
+
+
 def test_matrix_by_hand(make_run) -> None:
     found = confusion(make_run("run", COUNTS), superclasses=GROUPS)
-    assert found.adversarial.counts == COUNTS
-    assert found.adversarial.wrong == 13
-    top = found.adversarial.pairs[0]
-    assert (top.one, top.other, top.share.value, top.share.n) == ("2", "3", 30.0, 20)
-    assert (top.one_for_other.value, top.other_for_one.value) == (40.0, 20.0)
+    assert matrix(found, "worst-case").to_numpy().tolist() == COUNTS
+    assert (np.diag(matrix(found, "natural")) == 10).all()
+    shares = matrix(found, "worst-case", "share_of_class_percent")
+    assert (shares.loc[2, 3], shares.loc[3, 2]) == (40.0, 20.0)
+    low, high = (100 * end for end in wilson(6, 20))
+    assert f"under all attacks: 2 – 3, with 30.0% [{low:.1f}, {high:.1f}] of their images" in found.finding
+    worst, natural = found.frames["summary"].to_dict("records")
+    assert (worst["attack"], natural["attack"]) == ("worst-case", "natural")
     # 0→1, 1→0, 2→3, 3→2 stay: 3 + 1 + 4 + 2 of 13; one of the three wrong classes lies in the superclass
-    assert found.adversarial.within_superclass.value == pytest.approx(100 * 10 / 13, abs=1e-3)
-    assert found.adversarial.within_by_chance == pytest.approx(100 / 3, abs=1e-3)
-    assert found.adversarial.by_superclass == [[18, 2], [1, 19]]
-    assert found.natural.wrong == 0
-    assert found.natural.pairs == []
+    assert worst["within_superclass_percent"] == pytest.approx(100 * 10 / 13, abs=1e-3)
+    assert worst["within_by_chance_percent"] == pytest.approx(100 / 3, abs=1e-3)
+    assert np.isnan(natural["within_superclass_percent"])
+    assert found.figures()[1].alt.endswith("No example is misclassified without attack.")
+    assert "within_superclass_percent" not in confusion(make_run("none", COUNTS)).frames["summary"]
 
 
 def test_counts_match_scikit_learn(trained: Path) -> None:
     found = confusion(trained, attack="pgd")
     table = pq.read_table(trained / "verdicts.parquet").to_pydict()
     expected = sklearn_confusion(table["label"], table["pred:pgd"], labels=range(10))
-    assert found.adversarial.counts == expected.tolist()
+    assert matrix(found, "pgd").to_numpy().tolist() == expected.tolist()
 
 
 def test_symmetry() -> None:
@@ -69,9 +80,10 @@ def test_symmetry_is_independent_of_class_order(seed: int, k: int) -> None:
 def test_symmetry_interval_contains_value_and_is_reproducible(make_run) -> None:
     run = make_run("run", (10 * np.array(COUNTS)).tolist())
     one, other = confusion(run), confusion(run)
-    assert one.adversarial.symmetry == other.adversarial.symmetry
-    found = one.adversarial.symmetry
-    assert found.low <= found.value <= found.high
+    assert one == other
+    found = one.frames["summary"].iloc[0]
+    assert found["symmetry"] == pytest.approx(symmetry(np.array(COUNTS)), abs=1e-4)
+    assert found["symmetry_low"] < found["symmetry"] < found["symmetry_high"]
 
 
 def test_absent_class_and_thousand_classes(make_run) -> None:
@@ -81,7 +93,7 @@ def test_absent_class_and_thousand_classes(make_run) -> None:
     assert found.figures()
     many = np.eye(1000, dtype=int) + np.eye(1000, k=1, dtype=int)
     found = confusion(make_run("many", many.tolist()))
-    assert len(found.adversarial.pairs) == 10
+    assert "998 – 999, with 33.3%" in found.finding
     assert len(found.figures()[0].html()) < 1_000_000
 
 
@@ -102,7 +114,7 @@ def test_bad_input(make_run, tmp_path: Path) -> None:
 
 def test_json_frame_and_finding(make_run) -> None:
     found = confusion(make_run("run", COUNTS, classes=["<b>cat</b>", "dog", "</script>", "car"]), superclasses=GROUPS)
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["schema"] == "classwise/analysis-confusion/1"
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["superclasses"] == GROUPS
     assert found.frame.query("attack == 'worst-case'")["count"].sum() == 40
     assert "</script> – car, with 30.0% [" in found.finding
     assert "76.9%" in found.finding

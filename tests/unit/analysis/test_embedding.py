@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from planted import Headless, Linear, planted, thousand
@@ -53,23 +54,28 @@ def test_numbers_match_scikit_learn(trained: Path) -> None:
     )
     label = natural.label
     here, there = silhouette_samples(natural.features, label), silhouette_samples(attacked.features, label)
-    for part in found.by_class:
-        own = label == part.label
-        assert part.natural == pytest.approx(here[own].mean(), abs=1e-4)
-        assert part.adversarial == pytest.approx(there[own].mean(), abs=1e-4)
-        assert part.n == 6
-    assert found.overall.natural == pytest.approx(silhouette_score(natural.features, label), abs=1e-4)
-    assert found.by_superclass.adversarial == pytest.approx(silhouette_score(attacked.features, label >= 5), abs=1e-4)
+    by_class = found.frames["classes"]
+    assert sorted(by_class["label"]) == list(range(10))
+    for part in by_class.to_dict("records"):
+        own = label == part["label"]
+        assert part["natural_silhouette"] == pytest.approx(here[own].mean(), abs=1e-4)
+        assert part["adversarial_silhouette"] == pytest.approx(there[own].mean(), abs=1e-4)
+        assert (part["class"], part["n"]) == (str(part["label"]), 6)
+    summary = found.frames["summary"].set_index("groups")
+    for groups_of, of in (("class", label), ("superclass", label >= 5)):
+        scores = [silhouette_score(outputs.features, of) for outputs in (natural, attacked)]
+        assert summary.loc[groups_of].tolist() == pytest.approx(scores, abs=1e-4)
     together = np.concatenate([natural.features, attacked.features]).astype(float)
     left, values, _ = np.linalg.svd(together - together.mean(0), full_matrices=False)
     rows = found.frame
     assert np.abs(rows[["x", "y"]].to_numpy()) == pytest.approx(np.abs(left * values)[:, :2], abs=1e-3)
-    assert found.explained == pytest.approx(100 * (values**2 / (values**2).sum())[:2], abs=1e-3)
+    explained = found.about["explained_variance_percent"]
+    assert explained == pytest.approx(100 * (values**2 / (values**2).sum())[:2], abs=1e-3)
     assert rows["index"].tolist() == [*natural.index, *natural.index]
     assert rows["predicted"].tolist() == [*natural.predicted, *attacked.predicted]
-    assert found.perplexity is None
+    assert found.about["perplexity"] is None
     assert [figure.plot.x for figure in found.figures()] == [
-        f"first principal component, {found.explained[0]:.0f}% of the variance"
+        f"first principal component, {explained[0]:.0f}% of the variance"
     ] * 2
 
 
@@ -78,14 +84,15 @@ def test_tsne_keeps_clusters_and_is_reproducible(clusters: Run) -> None:
         embedding(clusters, attack="fgsm", superclasses={"one": [0, 1], "two": [2, 3, 4]}) for _ in range(2)
     )
     assert found == again
-    assert found.perplexity == 30
+    assert found.about["perplexity"] == 30
     places, labels = found.frame[["x", "y"]].to_numpy(), found.frame["label"].tolist()
     neighbors = KNeighborsClassifier(5).fit(places[:48], labels[:48])
     assert neighbors.score(places[48:], labels[48:]) == 1
-    assert found.overall.natural > 0.8
-    assert found.by_superclass.natural > 0.8
-    absent = found.by_class[4]
-    assert (absent.natural, absent.adversarial, absent.n) == (None, None, 0)
+    assert found.frames["summary"]["groups"].tolist() == ["class", "superclass"]
+    assert (found.frames["summary"]["natural_silhouette"] > 0.8).all()
+    absent = found.frames["classes"].set_index("class").loc["e"]
+    assert np.isnan(absent[["natural_silhouette", "adversarial_silhouette"]].to_numpy()).all()
+    assert absent["n"] == 0
     picture = found.figures()[0].plot
     # One legend entry per class, with a filled and an open marker.
     assert [series.name for series in picture.data] == ["a", "b", "c", "d"] * 2
@@ -97,8 +104,8 @@ def test_tsne_keeps_clusters_and_is_reproducible(clusters: Run) -> None:
 
 def test_seed_changes_only_the_plane(trained: Path) -> None:
     one, other = (embedding(trained, attack="fgsm", per_class=3, seed=seed) for seed in (0, 1))
-    assert one.by_class == other.by_class
-    assert one.perplexity == pytest.approx(59 / 3)
+    pd.testing.assert_frame_equal(one.frames["classes"], other.frames["classes"])
+    assert one.about["perplexity"] == pytest.approx(59 / 3)
 
 
 def test_ten_classes_have_distinct_marks(trained: Path) -> None:
@@ -109,7 +116,7 @@ def test_ten_classes_have_distinct_marks(trained: Path) -> None:
 
 def test_thousand_classes(tmp_path: Path) -> None:
     found = embedding(thousand(tmp_path), attack="fgsm", method="pca")
-    assert found.by_class[0].natural is None
+    assert found.frames["classes"]["natural_silhouette"].isna().all()
     assert "no silhouette" in found.finding
     (figure,) = found.figures()
     assert not figure.plot.draw(600, 10).legends

@@ -70,37 +70,41 @@ def test_least_and_most_robust_images_of_the_weakest_class(trained: Path) -> Non
     margins = logits[:, worst] - np.delete(logits, worst, axis=1).max(1)
     order = np.argsort(margins, kind="stable")
     expected = [*order[:3], *order[-2:]]
-    assert found.attacked == own.sum() > 5
-    assert found.amplify == 5  # a change by the whole radius, 0.1, is black or white
-    assert [one.index for one in found.examples] == natural.index[own][expected].tolist()
-    assert [one.margin for one in found.examples] == pytest.approx(margins[expected], abs=1e-4)
-    for one, row in zip(found.examples, np.flatnonzero(own)[expected], strict=True):
-        assert (one.label, one.before.label, one.after.label) == (worst, worst, attacked.predicted[row])
-        assert one.before.confidence == pytest.approx(100 * natural.probabilities[row].max(), abs=1e-2)
-        assert one.after.confidence == pytest.approx(100 * attacked.probabilities[row].max(), abs=1e-2)
-        assert one.after.of_label == pytest.approx(100 * attacked.probabilities[row, worst], abs=1e-2)
-        x, x_adv = natural.x[row, 0].numpy(), attacked.x[row, 0].numpy()
-        assert one.size == pytest.approx(np.abs(x_adv - x).max(), abs=1e-6)
-        assert pixels(one.natural_png) == pytest.approx(255 * x, abs=0.501)
-        assert pixels(one.adversarial_png) == pytest.approx(255 * x_adv, abs=0.501)
-        assert pixels(one.change_png) == pytest.approx(255 * (0.5 + 5 * (x_adv - x)).clip(0, 1), abs=0.501)
+    assert found.about["images_attacked"] == own.sum() > 5
+    assert found.about["amplify"] == 5  # a change by the whole radius, 0.1, is black or white
+    frame = found.frame
+    assert frame["index"].tolist() == natural.index[own][expected].tolist()
+    assert frame["margin"].tolist() == pytest.approx(margins[expected], abs=1e-4)
     least, most = found.figures()
-    assert [card.heading for card in least.plot.cards] == [f"image {one.index}: {worst}" for one in found.examples[:3]]
-    assert [card.heading for card in most.plot.cards] == [
-        f"image {one.index}: {worst}" for one in reversed(found.examples[3:])
-    ]
+    assert (len(least.plot.cards), len(most.plot.cards)) == (3, 2)
+    cards = [*least.plot.cards, *reversed(most.plot.cards)]
+    for one, card, row in zip(frame.to_dict("records"), cards, np.flatnonzero(own)[expected], strict=True):
+        assert one["label"] == worst
+        assert one["natural_prediction"] == str(worst)
+        assert one["attacked_prediction"] == str(attacked.predicted[row])
+        for kind, outputs in (("natural", natural), ("attacked", attacked)):
+            probabilities = 100 * outputs.probabilities[row]
+            assert one[f"{kind}_confidence_percent"] == pytest.approx(probabilities.max(), abs=1e-2)
+            assert one[f"{kind}_probability_of_label_percent"] == pytest.approx(probabilities[worst], abs=1e-2)
+        x, x_adv = natural.x[row, 0].numpy(), attacked.x[row, 0].numpy()
+        assert one["perturbation_size"] == pytest.approx(np.abs(x_adv - x).max(), abs=1e-6)
+        assert card.heading == f"image {one['index']}: {worst}"
+        before, change, after = (pixels(picture.png) for picture in card.pictures)
+        assert before == pytest.approx(255 * x, abs=0.501)
+        assert after == pytest.approx(255 * x_adv, abs=0.501)
+        assert change == pytest.approx(255 * (0.5 + 5 * (x_adv - x)).clip(0, 1), abs=0.501)
 
 
 def test_given_indices_and_labels(trained: Path) -> None:
     found = examples(trained, attack="fgsm", indices=(30, 4, 30, 17))
-    assert sorted(one.index for one in found.examples) == [4, 17, 30]
-    assert [one.margin for one in found.examples] == sorted(one.margin for one in found.examples)
-    assert found.of is None
+    assert sorted(found.frame["index"]) == [4, 17, 30]
+    assert found.frame["margin"].is_monotonic_increasing
+    assert found.about["class"] is None
     (figure,) = found.figures()
     assert len(figure.plot.cards) == 3
-    assert {one.label for one in examples(trained, attack="fgsm", label="4").examples} == {4}
+    assert set(examples(trained, attack="fgsm", label="4").frame["label"]) == {4}
     one = examples(trained, attack="fgsm", label=2, number=1)
-    assert len(one.examples) == len(one.figures()) == 1
+    assert len(one.frame) == len(one.figures()) == 1
 
 
 def test_png_contains_the_pixels() -> None:
@@ -121,7 +125,7 @@ def test_class_names_are_escaped_in_the_page(colours: Run) -> None:
     assert [image["class"] for image in shown.images] == ["small"] * 12
     assert shown.tags.count("script") == 1  # that of every page
     assert "b" not in shown.tags
-    assert found.of in shown.text
+    assert found.about["class"] in shown.text
 
 
 def test_card_texts_are_escaped() -> None:
@@ -148,11 +152,11 @@ def test_misclassified_absent_and_many_classes(tmp_path: Path) -> None:
     always = Linear(torch.zeros(3, 4), torch.tensor([1.0, 0.0, 0.0]))
     subject = planted(tmp_path / "always", always, x, torch.arange(20) % 2, ["a", "b", "c"])
     found = examples(subject, attack="fgsm")
-    assert found.of == "b"
-    assert {one.before.label for one in found.examples} == {0}
+    assert found.about["class"] == "b"
+    assert set(found.frame["natural_prediction"]) == {"a"}
     with pytest.raises(InputError, match="no examples of c"):
         examples(subject, label="c")
-    assert len(examples(thousand(tmp_path / "many"), attack="fgsm", label="class 7").examples) == 1
+    assert len(examples(thousand(tmp_path / "many"), attack="fgsm", label="class 7").frame) == 1
 
 
 def test_bad_input(trained: Path) -> None:

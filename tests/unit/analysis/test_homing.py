@@ -55,15 +55,13 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_flipped_examples_return_without_the_confused_class(planted: Path) -> None:
     found = homing(planted)
-    flipped, home = np.array(found.flipped), np.array(found.homing)
-    assert flipped[0, 1] + flipped[1, 0] == flipped.sum() == 40
-    assert np.array_equal(home, flipped)
-    assert {(pair.true, pair.taken_for, pair.one_to_one) for pair in found.pairs} == {
-        ("0", "1", True),
-        ("1", "0", True),
-    }
-    assert found.overall.value == 100.0
-    assert set(found.frame[found.frame["one_to_one"]]["class"]) == {"0", "1"}
+    frame = found.frame
+    assert frame["flipped"].sum() == 40
+    assert frame["homing"].tolist() == frame["flipped"].tolist()
+    for pairs in (frame[frame["flipped"] > 0], frame[frame["one_to_one"]]):
+        assert set(zip(pairs["class"], pairs["predicted_class"], strict=True)) == {("0", "1"), ("1", "0")}
+    assert frame["homing_percent"].dropna().tolist() == [100.0, 100.0]
+    assert found.finding.startswith("Of 40 examples misclassified under pgd, 100.0% [")
 
 
 def test_finished_trainings_are_reused(planted: Path) -> None:
@@ -93,17 +91,26 @@ def test_matrix_by_hand() -> None:
         2: verdicts(labels, [1, 1, 0, 0, 0, 0]),  # example 2 is corrected
     }
     found = homing_matrix("model", "pgd", ["a", "b", "c"], before, without)
-    assert found.flipped == [[0, 2, 1], [1, 0, 0], [1, 0, 0]]
-    assert found.homing == [[0, 1, 1], [1, 0, 0], [0, 0, 0]]
-    assert (found.overall.value, found.overall.n) == (60.0, 5)
-    assert [(pair.true, pair.taken_for) for pair in found.pairs if pair.one_to_one] == [("a", "b"), ("b", "a")]
-    assert found.frame["homing"].sum() == 3
+    columns = ["class", "predicted_class", "flipped", "homing", "one_to_one"]
+    assert found.frame[columns].to_numpy().tolist() == [
+        ["a", "b", 2, 1, True],
+        ["a", "c", 1, 1, False],
+        ["b", "a", 1, 1, True],
+        ["c", "a", 1, 0, False],
+        ["b", "c", 0, 0, False],
+        ["c", "b", 0, 0, False],
+    ]
+    assert found.finding.startswith("Of 5 examples misclassified under pgd, 60.0% [")
+    flipped, home = (figure.plot.z for figure in found.figures())
+    assert flipped == [[None, 2, 1], [1, None, 0], [1, 0, None]]
+    assert home == [[None, 1, 1], [1, None, 0], [0, 0, None]]
 
 
 def test_nothing_flipped() -> None:
     kept = verdicts([0, 1, 2], [0, 1, 2])
     found = homing_matrix("model", "pgd", ["a", "b", "c"], kept, dict.fromkeys(range(3), kept))
-    assert found.overall.value is None
+    assert found.frame["flipped"].sum() == 0
+    assert found.frame["homing_percent"].isna().all()
     assert found.finding == "No example is misclassified under pgd, so no error can be corrected."
     assert len(found.figures()) == 2
 
