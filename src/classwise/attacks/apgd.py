@@ -34,9 +34,8 @@ from torch import Tensor
 from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import Loss, make_loss
 from classwise.attacks.problem import WORTH_LEAVING, Problem, per_pixel
-from classwise.config.spec import Number
-from classwise.core.errors import InputError
 from classwise.core.model_calls import State, Step
+from classwise.core.numbers import Count, Share
 from classwise.core.threat import Ball, unit
 
 MOMENTUM = 0.75
@@ -51,21 +50,12 @@ class APGD(GradientAttack):
 
     resembles_cascade: ClassVar[bool] = True
 
-    steps: int = 100
+    steps: Count = 100
     loss: Literal["ce", "dlr", "margin"] = "ce"
-    rho: Number = 0.75
+    rho: Share = 0.75
     """Share of steps that must raise the loss for the step size to stay."""
-    eot: int = 1
+    eot: Count = 1
     """Passes over which each gradient is averaged (expectation over transformation), for randomized models."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps < 1:
-            raise InputError(f"steps must be at least 1, got {self.steps}")
-        if not 0 < self.rho < 1:
-            raise InputError(f"rho must lie between 0 and 1, got {self.rho}")
-        if self.eot < 1:
-            raise InputError(f"eot must be at least 1, got {self.eot}")
 
     def search(self, problem: Problem) -> Tensor:
         result = problem.ball.center.clone()

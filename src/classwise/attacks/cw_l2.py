@@ -19,7 +19,7 @@ from torch import Tensor
 
 from classwise.attacks.carlini_wagner import CarliniWagner, Nearest
 from classwise.attacks.problem import Problem
-from classwise.config.spec import Number
+from classwise.core.numbers import Count, Positive
 from classwise.core.threat import Norm, length
 
 
@@ -31,10 +31,10 @@ class CWL2(CarliniWagner):
     alternative: ClassVar[str] = "cw-linf"
 
     norm: Norm | None = "L2"
-    search_steps: int = 9
-    steps: int = 1000
-    learning_rate: Number = 0.01
-    initial_c: Number = 0.001
+    search_steps: Count = 9
+    steps: Count = 1000
+    learning_rate: Positive = 0.01
+    initial_c: Positive = 0.001
 
     def minimize(self, problem: Problem, enough: Tensor) -> Nearest:
         center = problem.ball.center

@@ -33,16 +33,18 @@ Deviations
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from classwise.attacks.gradient import Search
 from classwise.attacks.minimum_norm import MinimumNormAttack
 from classwise.attacks.problem import WORTH_LEAVING, Problem, per_pixel
 from classwise.config.spec import Number
-from classwise.core.errors import InputError
 from classwise.core.model_calls import State, Step
+from classwise.core.numbers import Count, Share
 from classwise.core.threat import Norm, length, unit
 
 CANDIDATES = 9
@@ -59,28 +61,15 @@ FINER = 10
 class FAB(MinimumNormAttack):
     """The fast adaptive boundary attack (Croce & Hein 2020): search for the smallest perturbation."""
 
-    steps: int = 100
-    alpha_max: Number = 0.1
+    steps: Count = 100
+    alpha_max: Annotated[Number, Field(ge=0, le=1)] = 0.1
     """Largest weight of the projection of the natural image."""
-    eta: Number = 1.05
+    eta: Annotated[Number, Field(ge=1)] = 1.05
     """Overshoot: length of a step relative to the distance from the hyperplane."""
-    beta: Number = 0.9
+    beta: Share = 0.9
     """Share of the perturbation that is kept after a point is misclassified."""
-    final_search: int = 20
+    final_search: Annotated[int, Field(ge=0)] = 20
     """Steps of a finer search from the best point at the end of ``closest``."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps < 1:
-            raise InputError(f"steps must be at least 1, got {self.steps}")
-        if not 0 <= self.alpha_max <= 1:
-            raise InputError(f"alpha_max must lie between 0 and 1, got {self.alpha_max}")
-        if self.eta < 1:
-            raise InputError(f"eta must be at least 1, got {self.eta}")
-        if not 0 < self.beta < 1:
-            raise InputError(f"beta must lie between 0 and 1, got {self.beta}")
-        if self.final_search < 0:
-            raise InputError(f"final_search must not be negative, got {self.final_search}")
 
     def search(self, problem: Problem) -> Tensor:
         return self._within_radius(problem, problem.ball.center)

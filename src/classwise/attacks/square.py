@@ -27,9 +27,10 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -37,8 +38,8 @@ from classwise.attacks.base import BallAttack
 from classwise.attacks.losses import Loss, log_odds, margin
 from classwise.attacks.problem import WORTH_LEAVING, Problem
 from classwise.config.spec import Number
-from classwise.core.errors import InputError
 from classwise.core.model_calls import State, Step
+from classwise.core.numbers import Count
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """Queries, of ten thousand, after which the share p is halved."""
@@ -64,18 +65,11 @@ class Square(BallAttack):
 
     black_box: ClassVar[bool] = True
 
-    queries: int = 5000
+    queries: Count = 5000
     """Maximum number of queries per example. Broken examples are dropped after each block of queries."""
-    p_init: Number = 0.8
+    p_init: Annotated[Number, Field(gt=0, le=1)] = 0.8
     """Share of the image that the first windows cover."""
     loss: Literal["ce", "margin"] = "margin"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.queries < 1:
-            raise InputError(f"queries must be at least 1, got {self.queries}")
-        if not 0 < self.p_init <= 1:
-            raise InputError(f"p_init must be above 0 and at most 1, got {self.p_init}")
 
     def perturb(self, problem: Problem) -> Tensor:
         begin, propose = (stripes, squares) if problem.ball.norm == "Linf" else (tiles, bumps)
