@@ -26,14 +26,14 @@ import torch
 from pydantic import InstanceOf
 from torch import Tensor, nn
 
-from classwise.attacks.base import AnyAttack, BallAttack, LoadModel
+from classwise.attacks.base import BallAttack
 from classwise.attacks.problem import Problem
 from classwise.config.spec import Spec, build
 from classwise.core.errors import InputError
 from classwise.core.model_calls import count_outputs, device_of
 from classwise.core.streams import ExampleNoise, PartNoise, SharedNoise
 from classwise.core.threat import Threat
-from classwise.core.types import AttackCall, Selection
+from classwise.core.types import Attack, AttackCall, LoadModel, Selection
 from classwise.storage.files import digest
 
 
@@ -94,7 +94,7 @@ class Transfer(BallAttack):
     def stages(self, num_classes: int) -> Mapping[str, BallAttack]:
         return self._transferred(self.attack_on_substitute.stages(num_classes))
 
-    def _transferred(self, attacks: Mapping[str, AnyAttack]) -> dict[str, BallAttack]:
+    def _transferred(self, attacks: Mapping[str, Attack]) -> dict[str, BallAttack]:
         return {name: replace(self, attack=cast(BallAttack, attack)) for name, attack in attacks.items()}
 
     def selects(self, stage: str) -> Selection:

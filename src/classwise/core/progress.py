@@ -45,17 +45,5 @@ class Progress(Protocol):
 class Silent(Progress):
     """Ignores all reports."""
 
-    def start(self, task: str, total: int, done: int = 0) -> None:
-        pass
-
-    def advance(self, amount: int = 1, note: str = "") -> None:
-        pass
-
-    def epoch(self, epoch: Epoch) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
 
 SILENT = Silent()
