@@ -190,13 +190,7 @@ class _Walk:
 def random_start(problem: Problem) -> Tensor:
     """Return a random point on the surface of the ball, clipped to the box."""
     ball = problem.ball
-    if ball.norm == "L2":
-        direction = unit(problem.noise.normal(ball.center))
-    else:
-        draw = 2 * problem.noise.uniform(ball.center) - 1
-        largest = draw.flatten(1).abs().amax(1)
-        direction = draw / per_pixel(largest.clamp_min(torch.finfo(draw.dtype).tiny), draw)
-    return ball.project(ball.center + ball.radius * direction)
+    return ball.project(ball.center + ball.radius * ball.direction(problem.noise))
 
 
 def checkpoints(steps: int) -> dict[int, int]:

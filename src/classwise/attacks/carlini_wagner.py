@@ -37,6 +37,7 @@ from classwise.attacks.problem import Problem, per_pixel
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
 from classwise.core.numbers import Count, Positive
+from classwise.core.threat import size_in
 
 CHECK_EVERY = 10
 """Steps between checks for finished examples, each of which makes the host wait for the device."""
@@ -88,10 +89,6 @@ class CarliniWagner(MinimumNormAttack):
         """Search over c. An example is finished once its distance is ``enough`` (B,)."""
 
     @abstractmethod
-    def size(self, delta: Tensor) -> Tensor:
-        """Return the norms (B,) of perturbations."""
-
-    @abstractmethod
     def cost(self, delta: Tensor, nearest: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cost of perturbations (B,) in the objective and its gradient.
 
@@ -115,7 +112,7 @@ class CarliniWagner(MinimumNormAttack):
             fooled = _lead(problem)(logits) > self.confidence
             fooled_once[rows] |= fooled
             delta = x - problem.ball.center
-            size, smallest = self.size(delta), nearest.sizes[rows]
+            size, smallest = size_in(problem.ball.norm, delta), nearest.sizes[rows]
             nearer = fooled & (size < smallest)
             nearest.x[rows] = torch.where(per_pixel(nearer | smallest.isinf(), x), x, nearest.x[rows])
             smallest = torch.where(nearer, size, smallest)

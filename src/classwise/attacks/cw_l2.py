@@ -20,7 +20,7 @@ from torch import Tensor
 from classwise.attacks.carlini_wagner import CarliniWagner, Nearest
 from classwise.attacks.problem import Problem
 from classwise.core.numbers import Count, Positive
-from classwise.core.threat import Norm, length
+from classwise.core.threat import Norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,6 @@ class CWL2(CarliniWagner):
             low, high = torch.where(fooled, low, c), torch.where(fooled, c, high)
             c = torch.where(high.isinf(), 10 * c, (low + high) / 2)
         return nearest
-
-    def size(self, delta: Tensor) -> Tensor:
-        return length(delta).flatten()
 
     def cost(self, delta: Tensor, nearest: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
         return delta.flatten(1).square().sum(1), 2 * delta

@@ -51,9 +51,6 @@ class CWLinf(CarliniWagner):
             self.descend(problem, c, nearest.x, nearest, enough)
         return nearest
 
-    def size(self, delta: Tensor) -> Tensor:
-        return delta.flatten(1).abs().amax(1)
-
     def cost(self, delta: Tensor, nearest: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
         tau = torch.maximum(self.tau_decrease * nearest, enough).clamp_max(1)
         excess = (delta.abs() - per_pixel(tau, delta)).clamp_min(0)

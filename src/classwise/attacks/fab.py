@@ -45,7 +45,7 @@ from classwise.attacks.problem import WORTH_LEAVING, Problem, per_pixel
 from classwise.config.spec import Number
 from classwise.core.model_calls import State, Step
 from classwise.core.numbers import Count, Share
-from classwise.core.threat import Norm, length, unit
+from classwise.core.threat import Norm, size_in
 
 CANDIDATES = 9
 """Maximum number of boundaries that are projected onto in one step."""
@@ -144,7 +144,7 @@ class FAB(MinimumNormAttack):
     def _record(self, problem: Problem, enough: Tensor, x: Tensor, found: Tensor, sizes: Tensor) -> State:
         """Keep misclassified points that are nearer than before, and move them back towards the image."""
         survives = problem.survives(x)
-        size = _size(x - problem.ball.center, problem.ball.norm)
+        size = size_in(problem.ball.norm, x - problem.ball.center)
         better = ~survives & (size < sizes) & (sizes > enough)
         found = _where(better | sizes.isinf(), x, found)
         back = problem.ball.center + self.beta * (x - problem.ball.center)
@@ -157,7 +157,7 @@ class FAB(MinimumNormAttack):
         normal, value, from_here = _nearest_boundary(problem, x)
         # The value at the image is that of the tangent, not of the model.
         from_home = to_hyperplane(home, normal, value + (normal * (home - here)).sum(1), norm)
-        near, far = _size(from_here, norm), _size(from_home, norm)
+        near, far = size_in(norm, from_here), size_in(norm, from_home)
         alpha = (near / (near + far).clamp_min(torch.finfo(x.dtype).tiny)).clamp_max(self.alpha_max)[:, None]
         beyond = (1 - alpha) * (here + self.eta * from_here) + alpha * (home + self.eta * from_home)
         return beyond.clamp(0, 1).view_as(x)
@@ -215,7 +215,7 @@ def _nearest_boundary(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor, Tens
         normals = normals.gather(1, nearest[:, :, None].expand(-1, -1, normals.shape[2]))
     here = x.flatten(1).repeat_interleave(values.shape[1], 0)
     steps = to_hyperplane(here, normals.flatten(0, 1), values.flatten(), norm).view_as(normals)
-    sizes = _size(steps.flatten(0, 1), norm).view_as(values)
+    sizes = size_in(norm, steps.flatten(0, 1)).view_as(values)
     missed = (values + (normals * steps).sum(2)).abs() > 1e-3 * values.abs()
     sizes = torch.where(missed | sizes.isnan(), torch.inf, sizes)
     rows, nearest = torch.arange(len(x), device=x.device), sizes.argmin(1)
@@ -224,17 +224,7 @@ def _nearest_boundary(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor, Tens
 
 def _random_start(problem: Problem, radius: Tensor) -> Tensor:
     """Return a random point at this distance (B, 1, 1, 1) from the image, clipped to the box."""
-    center = problem.ball.center
-    if problem.ball.norm == "L2":
-        direction = unit(problem.noise.normal(center))
-    else:
-        direction = 2 * problem.noise.uniform(center) - 1
-        direction = direction / _size(direction, "Linf").view_as(radius).clamp_min(torch.finfo(center.dtype).tiny)
-    return (center + radius * direction).clamp(0, 1)
-
-
-def _size(delta: Tensor, norm: Norm) -> Tensor:
-    return delta.flatten(1).abs().amax(1) if norm == "Linf" else length(delta).flatten()
+    return (problem.ball.center + radius * problem.ball.direction(problem.noise)).clamp(0, 1)
 
 
 def _where(condition: Tensor, x: Tensor, other: Tensor) -> Tensor:

@@ -196,21 +196,13 @@ def stripes(problem: Problem) -> Tensor:
 
 def squares(problem: Problem, x: Tensor, side: int, count: int) -> Iterator[Tensor]:
     """Yield proposals in Linf: one window at the bounds of its pixels, with a random sign per channel."""
-    ball = problem.ball
-    height, width = ball.center.shape[2:]
-    bounds = torch.cat([ball.low.flatten(2), ball.high.flatten(2)], 2)
-    draw = draws(problem, count, 2 + x.shape[1])
-    corners = places_of(draw[..., :2], side, height, width)
-    to_high = (draw[..., 2:, None] < 0.5).long() * (height * width)
-    window = window_of(side, width, x.device)
-    for corner, shift in zip(corners.unbind(1), to_high.unbind(1), strict=True):
-        places = corner + window
-        values = bounds.gather(2, places + shift)
-        yield x.scatter(2, places.expand_as(values), values)
+    images, sides = x.view_as(problem.ball.center), torch.full((len(x), 1), side, device=x.device)
+    for draw in torch.split(draws(problem, count, 2 + x.shape[1]), 1, 1):
+        yield windows(problem, images, draw, sides).view_as(x)
 
 
 def windows(problem: Problem, x: Tensor, draw: Tensor, side: Tensor) -> Tensor:
-    """Return proposals (B, Q, C, H, W) as ``squares`` does, for Q windows per example of sides (B, Q)."""
+    """Return proposals (B, Q, C, H, W) in Linf, for Q windows per example of sides (B, Q)."""
     ball = problem.ball
     height, width = x.shape[2:]
 
