@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from classwise.core.progress import Progress, Silent
+from classwise.core.progress import Progress
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 collect_ignore_glob = ["**/conftest.py"]
@@ -70,7 +70,7 @@ def real_checkpoints() -> Path:
     return _real("CLASSWISE_CHECKPOINTS", "checkpoints")
 
 
-class _StopAfter(Silent):
+class _StopAfter(Progress):
     def __init__(self, amount: int) -> None:
         self.left = amount
 

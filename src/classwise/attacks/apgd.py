@@ -34,9 +34,8 @@ from torch import Tensor
 from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import Loss, make_loss
 from classwise.attacks.problem import WORTH_LEAVING, Problem, per_pixel
-from classwise.config.spec import Number
-from classwise.core.errors import InputError
 from classwise.core.model_calls import State, Step
+from classwise.core.numbers import Count, Share
 from classwise.core.threat import Ball, unit
 
 MOMENTUM = 0.75
@@ -51,21 +50,12 @@ class APGD(GradientAttack):
 
     resembles_cascade: ClassVar[bool] = True
 
-    steps: int = 100
+    steps: Count = 100
     loss: Literal["ce", "dlr", "margin"] = "ce"
-    rho: Number = 0.75
+    rho: Share = 0.75
     """Share of steps that must raise the loss for the step size to stay."""
-    eot: int = 1
+    eot: Count = 1
     """Passes over which each gradient is averaged (expectation over transformation), for randomized models."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps < 1:
-            raise InputError(f"steps must be at least 1, got {self.steps}")
-        if not 0 < self.rho < 1:
-            raise InputError(f"rho must lie between 0 and 1, got {self.rho}")
-        if self.eot < 1:
-            raise InputError(f"eot must be at least 1, got {self.eot}")
 
     def search(self, problem: Problem) -> Tensor:
         result = problem.ball.center.clone()
@@ -200,13 +190,7 @@ class _Walk:
 def random_start(problem: Problem) -> Tensor:
     """Return a random point on the surface of the ball, clipped to the box."""
     ball = problem.ball
-    if ball.norm == "L2":
-        direction = unit(problem.noise.normal(ball.center))
-    else:
-        draw = 2 * problem.noise.uniform(ball.center) - 1
-        largest = draw.flatten(1).abs().amax(1)
-        direction = draw / per_pixel(largest.clamp_min(torch.finfo(draw.dtype).tiny), draw)
-    return ball.project(ball.center + ball.radius * direction)
+    return ball.project(ball.center + ball.radius * ball.direction(problem.noise))
 
 
 def checkpoints(steps: int) -> dict[int, int]:

@@ -30,6 +30,7 @@ from classwise.attacks.problem import Problem
 from classwise.attacks.square import Square
 from classwise.config.spec import Names
 from classwise.core.errors import InputError, unknown
+from classwise.core.numbers import Count
 
 Version = Literal["standard", "plus", "rand"]
 
@@ -50,9 +51,9 @@ class AutoAttack(BallAttack):
     version: Version = "standard"
     attacks: Names | None = None
     """Attacks to run, in order: apgd-ce, apgd-dlr, apgd-t, fab, fab-t, square. Default: those of the version."""
-    steps: int = 100
+    steps: Count = 100
     """Steps of APGD and FAB."""
-    queries: int = 5000
+    queries: Count = 5000
     """Queries of Square Attack."""
 
     def __post_init__(self) -> None:
@@ -62,9 +63,6 @@ class AutoAttack(BallAttack):
                 raise unknown("attack in AutoAttack", name, VERSIONS["plus"])
         if not self.names or len(set(self.names)) < len(self.names):
             raise InputError(f"attacks must be one or more distinct names, got {'+'.join(self.names) or 'none'}")
-        for name, value in (("steps", self.steps), ("queries", self.queries)):
-            if value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,115 +1,29 @@
-"""The base classes of attacks. Their public call handles everything except the algorithm."""
+"""The base class of attacks. Its public call handles everything except the algorithm."""
 
 # B batch, K classes
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from pathlib import Path
 from typing import ClassVar, Self, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from classwise.attacks.problem import PassCounter, Problem, per_pixel
 from classwise.config.spec import convert
 from classwise.core.errors import InputError
 from classwise.core.model_calls import OptimizedCopy, device_of, dtype_of, frozen, logits_of, run_steps
-from classwise.core.streams import Randomness, draw, noise_of
+from classwise.core.streams import draw, noise_of
 from classwise.core.threat import Norm, Threat
-from classwise.core.types import AttackCall, Effort, Selection
-
-LoadModel = Callable[[str, str | Path | None], nn.Module]
-"""From a model spec and weights to the model."""
-
-
-class AnyAttack(ABC):
-    """An attack of this package or of another library: its public call and its declared properties."""
-
-    black_box: ClassVar[bool] = False
-    """Whether the attack works without gradients of the model."""
-    uses_optimized_copy: ClassVar[bool] = True
-    """Whether the attack may search an optimized copy of the model."""
-    resembles_cascade: ClassVar[bool] = False
-    """Whether the search resembles the cascade of ``fast``, so that its success is not evidence against it."""
-    has_audit: ClassVar[bool] = False
-    """Whether its last stages run only if an audit suggests so, or if the setting ``exhaustive`` is on."""
-    eps: float | str | None
-    norm: str | None
-
-    @property
-    def name(self) -> str:
-        """Name in reports."""
-        return type(self).__name__
-
-    @property
-    @abstractmethod
-    def threat(self) -> Threat:
-        """The norm and radius of the attack."""
-
-    @property
-    def supports_targets(self) -> bool:
-        """Whether the attack accepts target classes."""
-        return False
-
-    @final
-    def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        *,
-        eps_scale: Tensor | None = None,
-        generator: Randomness = None,
-        targets: Tensor | None = None,
-    ) -> Tensor:
-        """Return adversarial images for images ``x`` (B, C, H, W) in [0, 1] with labels ``y`` (B,).
-
-        Args:
-            eps_scale: (B,) factors on the radius.
-            generator: a torch generator, or one random stream per example, which makes the result of an example
-                independent of its batch. None uses the global random state.
-            targets: target classes (B,), or class distributions (B, K) to draw them from, for attacks that support
-                targets.
-        """
-        return self.run(AttackCall(model, x, y, eps_scale=eps_scale, generator=generator, targets=targets))[0]
-
-    @final
-    def bind(self, model: nn.Module) -> Callable[..., Tensor]:
-        """Return a function ``attack(x, y)`` that attacks this model, the convention of other libraries."""
-        return partial(self, model)
-
-    @abstractmethod
-    def run(self, call: AttackCall) -> tuple[Tensor, Effort]:
-        """Return adversarial images and the passes through the model that each example took."""
-
-    @abstractmethod
-    def within(self, threat: Threat) -> Self:
-        """Return the attack limited to this threat. If it has its own norm or radius, they must be equal."""
-
-    def with_models(self, load: LoadModel) -> Self:
-        """Return the attack with its additional models loaded, such as a substitute."""
-        return self
-
-    def variants(self) -> Mapping[str, AnyAttack]:
-        """Return the attacks of a grid, of which the strongest is reported; empty for a single attack."""
-        return {}
-
-    def stages(self, num_classes: int) -> Mapping[str, AnyAttack]:
-        """Return the attacks of an ensemble, each on the survivors of the previous ones; empty for other attacks."""
-        return {}
-
-    def selects(self, stage: str) -> Selection:
-        """Return which of the remaining examples a stage attacks."""
-        return "survivors"
+from classwise.core.types import Attack, AttackCall, Effort
 
 
 @dataclass(frozen=True, kw_only=True)
-class BallAttack(AnyAttack):
+class BallAttack(Attack):
     """An attack within a norm ball. Subclasses implement ``perturb``. The repr identifies an attack in reports.
 
     The public call puts the model into evaluation mode with frozen parameters and restores it, enables gradients

@@ -25,8 +25,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from classwise.attacks.losses import Loss, margin
@@ -34,6 +36,8 @@ from classwise.attacks.minimum_norm import MinimumNormAttack
 from classwise.attacks.problem import Problem, per_pixel
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
+from classwise.core.numbers import Count, Positive
+from classwise.core.threat import size_in
 
 CHECK_EVERY = 10
 """Steps between checks for finished examples, each of which makes the host wait for the device."""
@@ -52,27 +56,19 @@ class Nearest:
 class CarliniWagner(MinimumNormAttack):
     """The search of Carlini & Wagner (2017). Subclasses define the norm and the schedule of c."""
 
-    search_steps: int
+    search_steps: Count
     """Number of values of c to try."""
-    steps: int
+    steps: Count
     """Maximum number of Adam steps for each c."""
-    learning_rate: Number
+    learning_rate: Positive
     """Learning rate of Adam."""
-    initial_c: Number
+    initial_c: Positive
     """First value of c."""
-    confidence: Number = 0.0
+    confidence: Annotated[Number, Field(ge=0)] = 0.0
     """Margin kappa by which the wrong class must lead."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("search_steps", "steps"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "initial_c"):
-            if getattr(self, name) <= 0:
-                raise InputError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.confidence < 0:
-            raise InputError(f"confidence must not be negative, got {self.confidence}")
         if self.restarts > 1:
             raise InputError(f"restarts must be 1, as {self.name} is deterministic, got {self.restarts}")
 
@@ -91,10 +87,6 @@ class CarliniWagner(MinimumNormAttack):
     @abstractmethod
     def minimize(self, problem: Problem, enough: Tensor) -> Nearest:
         """Search over c. An example is finished once its distance is ``enough`` (B,)."""
-
-    @abstractmethod
-    def size(self, delta: Tensor) -> Tensor:
-        """Return the norms (B,) of perturbations."""
 
     @abstractmethod
     def cost(self, delta: Tensor, nearest: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,7 +112,7 @@ class CarliniWagner(MinimumNormAttack):
             fooled = _lead(problem)(logits) > self.confidence
             fooled_once[rows] |= fooled
             delta = x - problem.ball.center
-            size, smallest = self.size(delta), nearest.sizes[rows]
+            size, smallest = size_in(problem.ball.norm, delta), nearest.sizes[rows]
             nearer = fooled & (size < smallest)
             nearest.x[rows] = torch.where(per_pixel(nearer | smallest.isinf(), x), x, nearest.x[rows])
             smallest = torch.where(nearer, size, smallest)

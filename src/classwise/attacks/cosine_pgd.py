@@ -31,9 +31,9 @@ from torch import Tensor
 from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import Loss, make_loss, margin, targeted_margin
 from classwise.attacks.problem import Problem, per_pixel
-from classwise.config.spec import Number
 from classwise.core.errors import InputError
 from classwise.core.model_calls import State
+from classwise.core.numbers import Count, Positive
 
 CANDIDATES = 9
 """Number of most likely classes whose boundary distances are computed."""
@@ -43,21 +43,17 @@ CANDIDATES = 9
 class CosinePGD(GradientAttack):
     """PGD on the margin with step sizes that fall along a cosine, nearest target classes first."""
 
-    steps: int = 20
+    steps: Count = 20
     loss: Literal["margin", "ce", "dlr"] = "margin"
-    first_step: Number = 1.0
+    first_step: Positive = 1.0
     """First step size, relative to eps."""
-    last_step: Number = 0.02
+    last_step: Positive = 0.02
     """Last step size, relative to eps."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.steps < 1:
-            raise InputError(f"steps must be at least 1, got {self.steps}")
-        if not 0 < self.last_step <= self.first_step:
-            raise InputError(
-                f"step sizes must satisfy 0 < last_step <= first_step, got {self.last_step} and {self.first_step}"
-            )
+        if self.last_step > self.first_step:
+            raise InputError(f"last_step = {self.last_step} must not exceed first_step = {self.first_step}")
 
     def search(self, problem: Problem) -> Tensor:
         return self.highest(problem, make_loss(self.loss, problem), margin(problem.y), stop=True)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from classwise.attacks.carlini_wagner import CarliniWagner, Nearest
 from classwise.attacks.problem import Problem
-from classwise.config.spec import Number
-from classwise.core.threat import Norm, length
+from classwise.core.numbers import Count, Positive
+from classwise.core.threat import Norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +31,10 @@ class CWL2(CarliniWagner):
     alternative: ClassVar[str] = "cw-linf"
 
     norm: Norm | None = "L2"
-    search_steps: int = 9
-    steps: int = 1000
-    learning_rate: Number = 0.01
-    initial_c: Number = 0.001
+    search_steps: Count = 9
+    steps: Count = 1000
+    learning_rate: Positive = 0.01
+    initial_c: Positive = 0.001
 
     def minimize(self, problem: Problem, enough: Tensor) -> Nearest:
         center = problem.ball.center
@@ -46,9 +46,6 @@ class CWL2(CarliniWagner):
             low, high = torch.where(fooled, low, c), torch.where(fooled, c, high)
             c = torch.where(high.isinf(), 10 * c, (low + high) / 2)
         return nearest
-
-    def size(self, delta: Tensor) -> Tensor:
-        return length(delta).flatten()
 
     def cost(self, delta: Tensor, nearest: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
         return delta.flatten(1).square().sum(1), 2 * delta

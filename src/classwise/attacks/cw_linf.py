@@ -25,8 +25,7 @@ from torch import Tensor
 
 from classwise.attacks.carlini_wagner import CarliniWagner, Nearest
 from classwise.attacks.problem import Problem, per_pixel
-from classwise.config.spec import Number
-from classwise.core.errors import InputError
+from classwise.core.numbers import Count, Positive, Share
 from classwise.core.threat import Norm
 
 
@@ -38,17 +37,12 @@ class CWLinf(CarliniWagner):
     alternative: ClassVar[str] = "cw-l2"
 
     norm: Norm | None = "Linf"
-    search_steps: int = 5
-    steps: int = 1000
-    learning_rate: Number = 0.005
-    initial_c: Number = 0.01
-    tau_decrease: Number = 0.9
+    search_steps: Count = 5
+    steps: Count = 1000
+    learning_rate: Positive = 0.005
+    initial_c: Positive = 0.01
+    tau_decrease: Share = 0.9
     """tau relative to the smallest perturbation found so far."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.tau_decrease < 1:
-            raise InputError(f"tau_decrease must lie between 0 and 1, got {self.tau_decrease}")
 
     def minimize(self, problem: Problem, enough: Tensor) -> Nearest:
         nearest = Nearest(problem.ball.center.clone(), torch.full_like(enough, torch.inf))
@@ -56,9 +50,6 @@ class CWLinf(CarliniWagner):
             c = torch.full_like(enough, self.initial_c * 10**attempt)
             self.descend(problem, c, nearest.x, nearest, enough)
         return nearest
-
-    def size(self, delta: Tensor) -> Tensor:
-        return delta.flatten(1).abs().amax(1)
 
     def cost(self, delta: Tensor, nearest: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
         tau = torch.maximum(self.tau_decrease * nearest, enough).clamp_max(1)

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from classwise.attacks.pgd import PGD
+from classwise.core.numbers import Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class CWPGD(PGD):
     """PGD on the margin loss of Carlini & Wagner (2017), often called CW."""
 
-    steps: int = 30
+    steps: Count = 30
     loss: Literal["margin"] = "margin"

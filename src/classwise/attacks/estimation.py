@@ -7,18 +7,24 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from classwise.attacks.base import BallAttack
 from classwise.attacks.losses import Loss, log_odds, margin
 from classwise.attacks.problem import Problem
-from classwise.core.errors import InputError
+from classwise.core.numbers import Count
 
 QUERIES_AT_ONCE = 4096
 """Maximum number of images in one forward pass, which bounds the memory."""
+
+Population = Annotated[int, Field(ge=2)]
+"""A number of queries per iteration."""
+Pairs = Annotated[int, Field(ge=2, multiple_of=2)]
+"""A number of queries per iteration, which come in antithetic pairs."""
 
 State = tuple[Tensor, ...]
 """The state of a search: tensors whose first dimension is the batch."""
@@ -33,16 +39,9 @@ class EstimationAttack(BallAttack):
 
     black_box: ClassVar[bool] = True
 
-    iterations: int
-    population: int
+    iterations: Count
+    population: Population
     """Queries per iteration."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.iterations < 1:
-            raise InputError(f"iterations must be at least 1, got {self.iterations}")
-        if self.population < 2:
-            raise InputError(f"population must be at least 2, got {self.population}")
 
     @final
     def perturb(self, problem: Problem) -> Tensor:
@@ -101,11 +100,3 @@ def antithetic(problem: Problem, x: Tensor, directions: Tensor, sigma: float, lo
 
 EstimatedLoss = Literal["ce", "margin"]
 LOSSES: dict[EstimatedLoss, Callable[[Tensor], Loss]] = {"ce": log_odds, "margin": margin}
-
-
-def check_pairs(attack: EstimationAttack, sigma: float) -> None:
-    """Check the settings of an attack whose queries come in antithetic pairs."""
-    if attack.population % 2:
-        raise InputError(f"population must be even, as queries come in pairs, got {attack.population}")
-    if sigma <= 0:
-        raise InputError(f"sigma must be positive, got {sigma}")

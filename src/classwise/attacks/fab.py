@@ -33,17 +33,19 @@ Deviations
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from classwise.attacks.gradient import Search
 from classwise.attacks.minimum_norm import MinimumNormAttack
 from classwise.attacks.problem import WORTH_LEAVING, Problem, per_pixel
 from classwise.config.spec import Number
-from classwise.core.errors import InputError
 from classwise.core.model_calls import State, Step
-from classwise.core.threat import Norm, length, unit
+from classwise.core.numbers import Count, Share
+from classwise.core.threat import Norm, size_in
 
 CANDIDATES = 9
 """Maximum number of boundaries that are projected onto in one step."""
@@ -59,28 +61,15 @@ FINER = 10
 class FAB(MinimumNormAttack):
     """The fast adaptive boundary attack (Croce & Hein 2020): search for the smallest perturbation."""
 
-    steps: int = 100
-    alpha_max: Number = 0.1
+    steps: Count = 100
+    alpha_max: Annotated[Number, Field(ge=0, le=1)] = 0.1
     """Largest weight of the projection of the natural image."""
-    eta: Number = 1.05
+    eta: Annotated[Number, Field(ge=1)] = 1.05
     """Overshoot: length of a step relative to the distance from the hyperplane."""
-    beta: Number = 0.9
+    beta: Share = 0.9
     """Share of the perturbation that is kept after a point is misclassified."""
-    final_search: int = 20
+    final_search: Annotated[int, Field(ge=0)] = 20
     """Steps of a finer search from the best point at the end of ``closest``."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps < 1:
-            raise InputError(f"steps must be at least 1, got {self.steps}")
-        if not 0 <= self.alpha_max <= 1:
-            raise InputError(f"alpha_max must lie between 0 and 1, got {self.alpha_max}")
-        if self.eta < 1:
-            raise InputError(f"eta must be at least 1, got {self.eta}")
-        if not 0 < self.beta < 1:
-            raise InputError(f"beta must lie between 0 and 1, got {self.beta}")
-        if self.final_search < 0:
-            raise InputError(f"final_search must not be negative, got {self.final_search}")
 
     def search(self, problem: Problem) -> Tensor:
         return self._within_radius(problem, problem.ball.center)
@@ -155,7 +144,7 @@ class FAB(MinimumNormAttack):
     def _record(self, problem: Problem, enough: Tensor, x: Tensor, found: Tensor, sizes: Tensor) -> State:
         """Keep misclassified points that are nearer than before, and move them back towards the image."""
         survives = problem.survives(x)
-        size = _size(x - problem.ball.center, problem.ball.norm)
+        size = size_in(problem.ball.norm, x - problem.ball.center)
         better = ~survives & (size < sizes) & (sizes > enough)
         found = _where(better | sizes.isinf(), x, found)
         back = problem.ball.center + self.beta * (x - problem.ball.center)
@@ -168,7 +157,7 @@ class FAB(MinimumNormAttack):
         normal, value, from_here = _nearest_boundary(problem, x)
         # The value at the image is that of the tangent, not of the model.
         from_home = to_hyperplane(home, normal, value + (normal * (home - here)).sum(1), norm)
-        near, far = _size(from_here, norm), _size(from_home, norm)
+        near, far = size_in(norm, from_here), size_in(norm, from_home)
         alpha = (near / (near + far).clamp_min(torch.finfo(x.dtype).tiny)).clamp_max(self.alpha_max)[:, None]
         beyond = (1 - alpha) * (here + self.eta * from_here) + alpha * (home + self.eta * from_home)
         return beyond.clamp(0, 1).view_as(x)
@@ -226,7 +215,7 @@ def _nearest_boundary(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor, Tens
         normals = normals.gather(1, nearest[:, :, None].expand(-1, -1, normals.shape[2]))
     here = x.flatten(1).repeat_interleave(values.shape[1], 0)
     steps = to_hyperplane(here, normals.flatten(0, 1), values.flatten(), norm).view_as(normals)
-    sizes = _size(steps.flatten(0, 1), norm).view_as(values)
+    sizes = size_in(norm, steps.flatten(0, 1)).view_as(values)
     missed = (values + (normals * steps).sum(2)).abs() > 1e-3 * values.abs()
     sizes = torch.where(missed | sizes.isnan(), torch.inf, sizes)
     rows, nearest = torch.arange(len(x), device=x.device), sizes.argmin(1)
@@ -235,17 +224,7 @@ def _nearest_boundary(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor, Tens
 
 def _random_start(problem: Problem, radius: Tensor) -> Tensor:
     """Return a random point at this distance (B, 1, 1, 1) from the image, clipped to the box."""
-    center = problem.ball.center
-    if problem.ball.norm == "L2":
-        direction = unit(problem.noise.normal(center))
-    else:
-        direction = 2 * problem.noise.uniform(center) - 1
-        direction = direction / _size(direction, "Linf").view_as(radius).clamp_min(torch.finfo(center.dtype).tiny)
-    return (center + radius * direction).clamp(0, 1)
-
-
-def _size(delta: Tensor, norm: Norm) -> Tensor:
-    return delta.flatten(1).abs().amax(1) if norm == "Linf" else length(delta).flatten()
+    return (problem.ball.center + radius * problem.ball.direction(problem.noise)).clamp(0, 1)
 
 
 def _where(condition: Tensor, x: Tensor, other: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from classwise.attacks.autoattack import AutoAttack, in_turn
 from classwise.attacks.base import BallAttack
 from classwise.attacks.cosine_pgd import CosinePGD
 from classwise.attacks.problem import Problem
+from classwise.core.numbers import Count
 from classwise.core.types import Selection
 
 AUDIT, ENSEMBLE, NEAR = "audit-", "ensemble-", "near-misses"
@@ -43,9 +44,9 @@ class Fast(BallAttack):
 
     exhaustive: bool = False
     """Run AutoAttack on all survivors, whatever the audit finds."""
-    steps: int = 100
+    steps: Count = 100
     """Steps of APGD and FAB, where they run."""
-    queries: int = 5000
+    queries: Count = 5000
     """Queries of Square Attack, where it runs."""
 
     def stages(self, num_classes: int) -> Mapping[str, BallAttack]:

@@ -13,8 +13,7 @@ from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import make_loss
 from classwise.attacks.pgd import ascend
 from classwise.attacks.problem import Problem
-from classwise.config.spec import Number
-from classwise.core.errors import InputError
+from classwise.core.numbers import Positive
 from classwise.core.threat import Start
 
 
@@ -22,14 +21,9 @@ from classwise.core.threat import Start
 class FGSM(GradientAttack):
     """The fast gradient sign method (Goodfellow et al. 2015): one step on the cross-entropy."""
 
-    step_size: Number | None = None
+    step_size: Positive | None = None
     """Step size in the units of eps. Default: eps."""
     start: Start = "zero"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.step_size is not None and self.step_size <= 0:
-            raise InputError(f"step_size must be positive, got {self.step_size}")
 
     def search(self, problem: Problem) -> Tensor:
         step_size = self.step_size if self.step_size is not None else self.threat.eps

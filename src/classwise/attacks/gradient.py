@@ -18,6 +18,7 @@ from classwise.attacks.base import BallAttack
 from classwise.attacks.losses import margin
 from classwise.attacks.problem import Problem, per_pixel
 from classwise.core.errors import InputError
+from classwise.core.numbers import Count
 
 Target = Literal["most-likely", "least-likely", "random", "all"] | int
 """The wrong class to target: by its logit on the natural image, at random, each class in turn, or one class."""
@@ -37,19 +38,15 @@ class GradientAttack(BallAttack):
 
     target: Target | None = None
     """Class to target; None: untargeted. With a class number, images of that class are not attacked."""
-    num_targets: int | None = None
+    num_targets: Count | None = None
     """With ``target=all``, only the most likely classes, at most this many."""
-    restarts: int = 1
+    restarts: Count = 1
     """Number of attempts per target."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.restarts < 1:
-            raise InputError(f"restarts must be at least 1, got {self.restarts}")
         if self.num_targets is not None and self.target != "all":
             raise InputError(f"num_targets needs target=all, got target={self.target}")
-        if self.num_targets is not None and self.num_targets < 1:
-            raise InputError(f"num_targets must be at least 1, got {self.num_targets}")
         if isinstance(self.target, int) and self.target < 0:
             raise InputError(f"target must be a class number from 0, got {self.target}")
 

@@ -25,32 +25,24 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from classwise.attacks.estimation import EstimationAttack, State, query
+from classwise.attacks.estimation import EstimationAttack, Population, State, query
 from classwise.attacks.losses import margin
 from classwise.attacks.problem import Problem
-from classwise.config.spec import Number
-from classwise.core.errors import InputError
+from classwise.core.numbers import Count, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class NAttack(EstimationAttack):
     """NAttack (Li et al. 2019): search for a Gaussian distribution of adversarial images, from scores."""
 
-    iterations: int = 500
-    population: int = 300
-    sigma: Number = 0.1
+    iterations: Count = 500
+    population: Population = 300
+    sigma: Positive = 0.1
     """Standard deviation of the Gaussian, in tanh space."""
-    learning_rate: Number = 0.02
+    learning_rate: Positive = 0.02
     """Step size of the mean, in tanh space."""
     reward: Literal["margin", "first-member"] = "margin"
     """Reward of a member; ``first-member`` is that of the authors' code."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sigma <= 0:
-            raise InputError(f"sigma must be positive, got {self.sigma}")
-        if self.learning_rate <= 0:
-            raise InputError(f"learning_rate must be positive, got {self.learning_rate}")
 
     def begin(self, problem: Problem) -> State:
         center = problem.ball.center

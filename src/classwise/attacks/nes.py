@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from classwise.attacks.estimation import LOSSES, EstimatedLoss, EstimationAttack, State, antithetic, check_pairs
+from classwise.attacks.estimation import LOSSES, EstimatedLoss, EstimationAttack, Pairs, State, antithetic
 from classwise.attacks.problem import Problem
-from classwise.config.spec import Number
-from classwise.core.errors import InputError
+from classwise.core.numbers import Count, Positive
 from classwise.core.threat import Start
 
 
@@ -27,20 +26,14 @@ from classwise.core.threat import Start
 class NES(EstimationAttack):
     """NES (Ilyas et al. 2018): PGD with gradients estimated from queries in Gaussian directions."""
 
-    iterations: int = 200
-    population: int = 50
-    sigma: Number = 0.001
+    iterations: Count = 200
+    population: Pairs = 50
+    sigma: Positive = 0.001
     """Distance of the queries from the image."""
-    step_size: Number | None = None
+    step_size: Positive | None = None
     """Step size in the units of eps. Default: eps / 5, which is the authors' 0.01 for their 0.05."""
     loss: EstimatedLoss = "ce"
     start: Start = "zero"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_pairs(self, self.sigma)
-        if self.step_size is not None and self.step_size <= 0:
-            raise InputError(f"step_size must be positive, got {self.step_size}")
 
     def begin(self, problem: Problem) -> State:
         return (problem.ball.start(self.start, problem.noise),)

@@ -24,9 +24,9 @@ from torch import Tensor
 from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import Loss, LossName, make_loss
 from classwise.attacks.problem import Problem
-from classwise.config.spec import Number
 from classwise.core.errors import InputError
 from classwise.core.model_calls import State
+from classwise.core.numbers import Count, Positive
 from classwise.core.threat import Start
 
 
@@ -34,18 +34,14 @@ from classwise.core.threat import Start
 class PGD(GradientAttack):
     """Projected gradient descent (Madry et al. 2018)."""
 
-    steps: int = 20
-    step_size: Number | None = None
+    steps: Count = 20
+    step_size: Positive | None = None
     """Step size in the units of eps. Default: 2.5 * eps / steps."""
     loss: LossName = "ce"
     start: Start = "uniform"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.steps < 1:
-            raise InputError(f"steps must be at least 1, got {self.steps}")
-        if self.step_size is not None and self.step_size <= 0:
-            raise InputError(f"step_size must be positive, got {self.step_size}")
         if self.loss == "kl" and self.start == "zero":
             raise InputError("loss 'kl' needs start=uniform or gaussian: its gradient is zero at the natural image")
 

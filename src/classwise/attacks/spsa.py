@@ -18,10 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from classwise.attacks.estimation import LOSSES, EstimatedLoss, EstimationAttack, State, antithetic, check_pairs
+from classwise.attacks.estimation import LOSSES, EstimatedLoss, EstimationAttack, Pairs, State, antithetic
 from classwise.attacks.problem import Problem
-from classwise.config.spec import Number
-from classwise.core.errors import InputError
+from classwise.core.numbers import Count, Positive
 from classwise.core.threat import Start
 
 DECAY, DECAY_SQUARES = 0.9, 0.999
@@ -32,20 +31,14 @@ DECAY, DECAY_SQUARES = 0.9, 0.999
 class SPSA(EstimationAttack):
     """SPSA (Uesato et al. 2018): Adam with gradients estimated from queries in directions of random signs."""
 
-    iterations: int = 100
-    population: int = 256
-    sigma: Number = 0.01
+    iterations: Count = 100
+    population: Pairs = 256
+    sigma: Positive = 0.01
     """Distance of the queries from the image."""
-    step_size: Number = 0.01
+    step_size: Positive = 0.01
     """Learning rate of Adam, about the change of a pixel in one step."""
     loss: EstimatedLoss = "margin"
     start: Start = "zero"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_pairs(self, self.sigma)
-        if self.step_size <= 0:
-            raise InputError(f"step_size must be positive, got {self.step_size}")
 
     def begin(self, problem: Problem) -> State:
         x = problem.ball.start(self.start, problem.noise)

@@ -27,9 +27,10 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -37,8 +38,8 @@ from classwise.attacks.base import BallAttack
 from classwise.attacks.losses import Loss, log_odds, margin
 from classwise.attacks.problem import WORTH_LEAVING, Problem
 from classwise.config.spec import Number
-from classwise.core.errors import InputError
 from classwise.core.model_calls import State, Step
+from classwise.core.numbers import Count
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """Queries, of ten thousand, after which the share p is halved."""
@@ -64,18 +65,11 @@ class Square(BallAttack):
 
     black_box: ClassVar[bool] = True
 
-    queries: int = 5000
+    queries: Count = 5000
     """Maximum number of queries per example. Broken examples are dropped after each block of queries."""
-    p_init: Number = 0.8
+    p_init: Annotated[Number, Field(gt=0, le=1)] = 0.8
     """Share of the image that the first windows cover."""
     loss: Literal["ce", "margin"] = "margin"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.queries < 1:
-            raise InputError(f"queries must be at least 1, got {self.queries}")
-        if not 0 < self.p_init <= 1:
-            raise InputError(f"p_init must be above 0 and at most 1, got {self.p_init}")
 
     def perturb(self, problem: Problem) -> Tensor:
         begin, propose = (stripes, squares) if problem.ball.norm == "Linf" else (tiles, bumps)
@@ -202,21 +196,13 @@ def stripes(problem: Problem) -> Tensor:
 
 def squares(problem: Problem, x: Tensor, side: int, count: int) -> Iterator[Tensor]:
     """Yield proposals in Linf: one window at the bounds of its pixels, with a random sign per channel."""
-    ball = problem.ball
-    height, width = ball.center.shape[2:]
-    bounds = torch.cat([ball.low.flatten(2), ball.high.flatten(2)], 2)
-    draw = draws(problem, count, 2 + x.shape[1])
-    corners = places_of(draw[..., :2], side, height, width)
-    to_high = (draw[..., 2:, None] < 0.5).long() * (height * width)
-    window = window_of(side, width, x.device)
-    for corner, shift in zip(corners.unbind(1), to_high.unbind(1), strict=True):
-        places = corner + window
-        values = bounds.gather(2, places + shift)
-        yield x.scatter(2, places.expand_as(values), values)
+    images, sides = x.view_as(problem.ball.center), torch.full((len(x), 1), side, device=x.device)
+    for draw in torch.split(draws(problem, count, 2 + x.shape[1]), 1, 1):
+        yield windows(problem, images, draw, sides).view_as(x)
 
 
 def windows(problem: Problem, x: Tensor, draw: Tensor, side: Tensor) -> Tensor:
-    """Return proposals (B, Q, C, H, W) as ``squares`` does, for Q windows per example of sides (B, Q)."""
+    """Return proposals (B, Q, C, H, W) in Linf, for Q windows per example of sides (B, Q)."""
     ball = problem.ball
     height, width = x.shape[2:]
 

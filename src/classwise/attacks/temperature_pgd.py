@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from classwise.attacks.base import BallAttack
@@ -21,33 +23,30 @@ from classwise.attacks.gradient import GradientAttack
 from classwise.attacks.losses import make_loss
 from classwise.attacks.pgd import ascend, default_step
 from classwise.attacks.problem import Problem
-from classwise.config.spec import Number, Numbers
+from classwise.config.spec import split_list
 from classwise.core.errors import InputError
+from classwise.core.numbers import Count, Positive
 from classwise.core.threat import Start
+
+Temperatures = Annotated[tuple[Annotated[Positive, Field(le=1e6)], ...], BeforeValidator(split_list)]
+"""One or several values of 1/T, joined by ``+`` in a spec."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TemperaturePGD(GradientAttack):
     """PGD on logits multiplied by 1/T, a temperature or a grid of them (Tian et al. 2021)."""
 
-    inv_t: Numbers = (5.0,)
+    inv_t: Temperatures = (5.0,)
     """1/T, one or several values; the paper tries 2, 5, 10 and 50."""
-    steps: int = 20
-    step_size: Number | None = None
+    steps: Count = 20
+    step_size: Positive | None = None
     """Step size in the units of eps. Default: 2.5 * eps / steps."""
     start: Start = "uniform"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for inv_t in self.inv_t:
-            if not 0 < inv_t <= 1e6:
-                raise InputError(f"inv_t must be positive and at most 1e6, got {inv_t}")
         if not self.inv_t or len(set(self.inv_t)) < len(self.inv_t):
             raise InputError(f"inv_t must be one or more distinct numbers, got {self.inv_t}")
-        if self.steps < 1:
-            raise InputError(f"steps must be at least 1, got {self.steps}")
-        if self.step_size is not None and self.step_size <= 0:
-            raise InputError(f"step_size must be positive, got {self.step_size}")
 
     def variants(self) -> Mapping[str, BallAttack]:
         if len(self.inv_t) == 1:

@@ -26,14 +26,14 @@ import torch
 from pydantic import InstanceOf
 from torch import Tensor, nn
 
-from classwise.attacks.base import AnyAttack, BallAttack, LoadModel
+from classwise.attacks.base import BallAttack
 from classwise.attacks.problem import Problem
 from classwise.config.spec import Spec, build
 from classwise.core.errors import InputError
-from classwise.core.model_calls import count_outputs, device_of
-from classwise.core.streams import ExampleNoise, PartNoise, SharedNoise
+from classwise.core.model_calls import count_outputs, device_of, state_parts
+from classwise.core.streams import SharedNoise
 from classwise.core.threat import Threat
-from classwise.core.types import AttackCall, Selection
+from classwise.core.types import Attack, AttackCall, LoadModel, Selection
 from classwise.storage.files import digest
 
 
@@ -67,7 +67,8 @@ class Transfer(BallAttack):
         """Return the settings, with a module shown as its type and a digest of its weights."""
         shown = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.substitute, nn.Module):
-            shown["substitute"] = _identity(self.substitute)
+            kind = type(self.substitute).__name__
+            shown["substitute"] = f"{kind}@{digest(*state_parts(self.substitute))}"
         return f"Transfer({', '.join(f'{name}={value!s}' for name, value in shown.items())})"
 
     @property
@@ -94,7 +95,7 @@ class Transfer(BallAttack):
     def stages(self, num_classes: int) -> Mapping[str, BallAttack]:
         return self._transferred(self.attack_on_substitute.stages(num_classes))
 
-    def _transferred(self, attacks: Mapping[str, AnyAttack]) -> dict[str, BallAttack]:
+    def _transferred(self, attacks: Mapping[str, Attack]) -> dict[str, BallAttack]:
         return {name: replace(self, attack=cast(BallAttack, attack)) for name, attack in attacks.items()}
 
     def selects(self, stage: str) -> Selection:
@@ -113,7 +114,6 @@ class Transfer(BallAttack):
         if num_classes != wanted:
             raise InputError(f"the substitute has {num_classes} outputs, but the model has {wanted}")
         noise = problem.noise
-        assert isinstance(noise, ExampleNoise | PartNoise | SharedNoise)
         call = AttackCall(
             substitute,
             x,
@@ -131,12 +131,3 @@ def _read(attack: BallAttack | str) -> BallAttack:
     name, _, settings = attack.partition(":")
     registry: Mapping[str, type[BallAttack]] = import_module(__package__).ATTACKS  # lists this attack too
     return build("attack", registry, Spec.parse(f"{name}:{settings.replace(':', ',')}"))
-
-
-def _identity(module: nn.Module) -> str:
-    parts: list[str | memoryview] = []
-    for name, value in module.state_dict().items():
-        if isinstance(value, Tensor):
-            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            parts += [f"{name} {tuple(value.shape)} {value.dtype}", flat.numpy().data]
-    return f"{type(module).__name__}@{digest(*parts)}"

@@ -74,6 +74,16 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     return torch.float32
 
 
+def state_parts(model: nn.Module) -> list[str | memoryview]:
+    """Return the names and the bytes of a model's state dict for a digest, independent of the device."""
+    parts: list[str | memoryview] = []
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor):
+            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            parts += [f"{name} {tuple(value.shape)} {value.dtype}", flat.numpy().data]
+    return parts
+
+
 def has_gradients(model: nn.Module) -> bool:
     """Return whether a model is differentiable: no module has the attribute ``has_gradients = False``."""
     return all(getattr(module, "has_gradients", True) for module in model.modules())

@@ -1,8 +1,11 @@
-"""Parsing of numbers in user input."""
+"""Numbers in user input: fractions as text, and bounded types of settings."""
 
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
 
 
 def parse_number(value: object) -> object:
@@ -17,3 +20,11 @@ def parse_number(value: object) -> object:
         except (ValueError, ZeroDivisionError, OverflowError):
             raise ValueError(f"{value!r} is not a number like 0.03 or 8/255") from None
     return value
+
+
+Count = Annotated[int, Field(ge=1)]
+"""An integer from 1."""
+Positive = Annotated[float, BeforeValidator(parse_number), Field(gt=0)]
+"""A positive number, also written as a fraction."""
+Share = Annotated[float, BeforeValidator(parse_number), Field(gt=0, lt=1)]
+"""A number between 0 and 1, both excluded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +26,8 @@ class Epoch:
         return self.history[-1]
 
 
-class Progress(Protocol):
-    """Receives progress reports. Commands display them; programs may pass their own implementation."""
+class Progress:
+    """Receives progress reports and ignores them. Commands and programs override its methods."""
 
     def start(self, task: str, total: int, done: int = 0) -> None:
         """Start a task of ``total`` units, of which ``done`` are finished already."""
@@ -42,20 +42,4 @@ class Progress(Protocol):
         """End the task."""
 
 
-class Silent(Progress):
-    """Ignores all reports."""
-
-    def start(self, task: str, total: int, done: int = 0) -> None:
-        pass
-
-    def advance(self, amount: int = 1, note: str = "") -> None:
-        pass
-
-    def epoch(self, epoch: Epoch) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-
-SILENT = Silent()
+SILENT = Progress()

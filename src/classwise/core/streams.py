@@ -12,26 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
-
-
-class Noise(Protocol):
-    """A source of random tensors with the shape, dtype and device of a given tensor."""
-
-    def uniform(self, like: Tensor) -> Tensor:
-        """Draw uniformly from [0, 1)."""
-
-    def normal(self, like: Tensor) -> Tensor:
-        """Draw from the standard normal distribution."""
-
-    def take(self, rows: Tensor) -> Noise:
-        """Return the noise of some examples of the batch."""
-
-    def fork(self, numbers: Sequence[int]) -> Noise:
-        """Return the noise of several attempts on the same examples, concatenated. Number 0 is this noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +24,19 @@ class SharedNoise:
     generator: torch.Generator | None = None
 
     def uniform(self, like: Tensor) -> Tensor:
+        """Draw uniformly from [0, 1), with the shape, dtype and device of a tensor."""
         return torch.rand(like.shape, generator=self.generator, dtype=like.dtype, device=like.device)
 
     def normal(self, like: Tensor) -> Tensor:
+        """Draw from the standard normal distribution."""
         return torch.randn(like.shape, generator=self.generator, dtype=like.dtype, device=like.device)
 
     def take(self, rows: Tensor) -> SharedNoise:
+        """Return the noise of some examples of the batch."""
         return self
 
     def fork(self, numbers: Sequence[int]) -> SharedNoise:
+        """Return the noise of several attempts on the same examples, concatenated. Number 0 is this noise."""
         return self
 
 
@@ -116,6 +103,8 @@ class PartNoise:
         return like.new_empty(self.whole, *like.shape[1:])
 
 
+Noise = SharedNoise | ExampleNoise | PartNoise
+"""A source of random tensors."""
 Randomness = torch.Generator | ExampleNoise | PartNoise | None
 """Source of an attack's noise: a torch generator, streams per example, a share of a batch, or torch's global state."""
 

@@ -120,6 +120,13 @@ class Ball:
         share = noise.uniform(self.radius) ** (1 / self.center[0].numel())
         return self.project(self.center + self.radius * share * unit(direction))
 
+    def direction(self, noise: Noise) -> Tensor:
+        """Return a random direction of norm 1: uniform on the sphere (L2) or on the faces of the cube (Linf)."""
+        if self.norm == "L2":
+            return unit(noise.normal(self.center))
+        draw = 2 * noise.uniform(self.center) - 1
+        return draw / size_in("Linf", draw).view_as(self.radius).clamp_min(torch.finfo(draw.dtype).tiny)
+
     def contains(self, x: Tensor) -> Tensor:
         """Return whether points (B,) are finite, within the radius and within [0, 1], up to rounding."""
         delta = (x - self.center).flatten(1).double()
@@ -143,6 +150,11 @@ def length(x: Tensor) -> Tensor:
     """Return the Euclidean norm of each example, with shape (B, 1, 1, 1)."""
     # On a CPU, torch's norm sums sequentially and loses four digits on large images; its sum does not.
     return x.flatten(1).square().sum(1).sqrt().view(-1, *[1] * (x.dim() - 1))
+
+
+def size_in(norm: Norm, delta: Tensor) -> Tensor:
+    """Return the norm (B,) of each perturbation."""
+    return delta.flatten(1).abs().amax(1) if norm == "Linf" else length(delta).flatten()
 
 
 def unit(x: Tensor) -> Tensor:

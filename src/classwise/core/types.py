@@ -8,9 +8,12 @@ so every policy composes with every objective.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Protocol
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +22,7 @@ from torch.nn import functional as F
 from classwise.core.errors import InputError, unknown
 from classwise.core.fusing import fusible
 from classwise.core.streams import Randomness
+from classwise.core.threat import Threat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,25 +266,40 @@ class AttackCall:
         return cls(model, x, y, eps_scale=controls.eps_scale[y], generator=generator, targets=targets)
 
 
-class Attack(Protocol):
+LoadModel = Callable[[str, str | Path | None], nn.Module]
+"""From a model spec and weights to the model."""
+
+
+class Attack(ABC):
     """Searches the ball around each image for a misclassified point. A frozen dataclass; its repr is its identity."""
 
-    @property
-    def black_box(self) -> bool:
-        """Whether the attack works without gradients of the model."""
+    black_box: ClassVar[bool] = False
+    """Whether the attack works without gradients of the model."""
+    uses_optimized_copy: ClassVar[bool] = True
+    """Whether the attack may search an optimized copy of the model."""
+    resembles_cascade: ClassVar[bool] = False
+    """Whether the search resembles the cascade of ``fast``, so that its success is not evidence against it."""
+    has_audit: ClassVar[bool] = False
+    """Whether its last stages run only if an audit suggests so, or if the setting ``exhaustive`` is on."""
+    eps: float | str | None
+    norm: str | None
 
     @property
-    def uses_optimized_copy(self) -> bool:
-        """Whether the attack may search an optimized copy of the model."""
+    def name(self) -> str:
+        """Name in reports."""
+        return type(self).__name__
 
     @property
-    def resembles_cascade(self) -> bool:
-        """Whether the search resembles the cascade of ``fast``, so that its success is not evidence against it."""
+    @abstractmethod
+    def threat(self) -> Threat:
+        """The norm and radius of the attack."""
 
     @property
     def supports_targets(self) -> bool:
         """Whether the attack accepts target classes."""
+        return False
 
+    @final
     def __call__(
         self,
         model: nn.Module,
@@ -291,34 +310,45 @@ class Attack(Protocol):
         generator: Randomness = None,
         targets: Tensor | None = None,
     ) -> Tensor:
-        """Return adversarial images; the arguments are those of ``AttackCall``."""
+        """Return adversarial images for images ``x`` (B, C, H, W) in [0, 1] with labels ``y`` (B,).
 
+        Args:
+            eps_scale: (B,) factors on the radius.
+            generator: a torch generator, or one random stream per example, which makes the result of an example
+                independent of its batch. None uses the global random state.
+            targets: target classes (B,), or class distributions (B, K) to draw them from, for attacks that support
+                targets.
+        """
+        return self.run(AttackCall(model, x, y, eps_scale=eps_scale, generator=generator, targets=targets))[0]
+
+    @final
+    def bind(self, model: nn.Module) -> Callable[..., Tensor]:
+        """Return a function ``attack(x, y)`` that attacks this model, the convention of other libraries."""
+        return partial(self, model)
+
+    @abstractmethod
     def run(self, call: AttackCall) -> tuple[Tensor, Effort]:
         """Return adversarial images and the passes through the model that each example took."""
 
+    @abstractmethod
+    def within(self, threat: Threat) -> Self:
+        """Return the attack limited to this threat. If it has its own norm or radius, they must be equal."""
+
+    def with_models(self, load: LoadModel) -> Self:
+        """Return the attack with its additional models loaded, such as a substitute."""
+        return self
+
     def variants(self) -> Mapping[str, Attack]:
         """Return the attacks of a grid, of which the strongest is reported; empty for a single attack."""
+        return {}
 
     def stages(self, num_classes: int) -> Mapping[str, Attack]:
         """Return the attacks of an ensemble, each on the survivors of the previous ones; empty for other attacks."""
+        return {}
 
     def selects(self, stage: str) -> Selection:
         """Return which of the remaining examples a stage attacks."""
-
-
-class Corruption(Protocol):
-    """An image transformation, independent of model and threat model. A frozen dataclass; its repr is its identity."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def family(self) -> str: ...
-
-    @property
-    def severity(self) -> int: ...
-
-    def __call__(self, x: Tensor, *, generator: Randomness = None) -> Tensor: ...
+        return "survivors"
 
 
 class Objective(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -41,7 +41,7 @@ def decoders() -> ThreadPoolExecutor:
 
 def rows_at_a_time(shape: Sequence[int]) -> int:
     """Return the number of images of shape (C, H, W) that are decoded at a time."""
-    return max(1, min(PART_ROWS, PART_BYTES // math.prod(shape)))
+    return max(1, min(PART_ROWS, PART_BYTES // max(1, math.prod(shape))))
 
 
 def read_header(encoded: bytes | Path, hint: str | None = None) -> Image.Image:
@@ -82,6 +82,7 @@ def cropped(image: Image.Image, mode: Mode, size: tuple[int, int], resize: int) 
 
 
 def decode(
+    pool: ThreadPoolExecutor,
     encoded: Sequence[bytes | Path],
     mode: Mode,
     size: tuple[int, int],
@@ -93,43 +94,49 @@ def decode(
     ``where`` returns the name of the i-th image for error messages.
     """
     found = np.empty((len(encoded), *size, len(mode)), dtype=np.uint8)
-    hint = None
-    for i, item in enumerate(encoded):
-        try:
-            with read_header(item, hint) as image:
-                hint = image.format
-                if resize is not None:
-                    found[i] = cropped(image, mode, size, resize)
-                elif image.size != size[::-1]:
-                    raise InputError(
-                        f"{_size(image.size)} pixels; expected {_size(size[::-1])}, the size of all images"
-                    )
-                else:
-                    found[i] = pixels(image, mode)
-        except Exception as error:
-            raise undecodable(where(i), error) from error
-    return found.transpose(0, 3, 1, 2)
-
-
-def decode_together(
-    pool: ThreadPoolExecutor,
-    encoded: Sequence[bytes | Path],
-    mode: Mode,
-    size: tuple[int, int],
-    where: Callable[[int], str],
-    resize: int | None = None,
-) -> NDArray[np.uint8]:
-    """Decode as ``decode`` does, in several threads."""
-    found = np.empty((len(encoded), len(mode), *size), dtype=np.uint8)
     step = max(1, min(64, len(encoded) // 32))
 
     def decode_slice(start: int) -> None:
-        part = slice(start, start + step)
-        found[part] = decode(encoded[part], mode, size, lambda i: where(start + i), resize)
+        hint = None
+        for i in range(start, min(start + step, len(encoded))):
+            try:
+                with read_header(encoded[i], hint) as image:
+                    hint = image.format
+                    if resize is None and image.size != size[::-1]:
+                        raise InputError(
+                            f"{_size(image.size)} pixels; expected {_size(size[::-1])}, the size of all images"
+                        )
+                    found[i] = pixels(image, mode) if resize is None else cropped(image, mode, size, resize)
+            except Exception as error:
+                raise undecodable(where(i), error) from error
 
     for _ in pool.map(decode_slice, range(0, len(encoded), step)):
         pass
-    return found
+    return found.transpose(0, 3, 1, 2)
+
+
+def header(encoded: bytes | Path, where: str) -> tuple[tuple[int, int], Mode]:
+    """Return height, width and mode of an image."""
+    try:
+        with read_header(encoded) as image:
+            return (image.height, image.width), mode_of(image)
+    except Exception as error:
+        raise undecodable(where, error) from error
+
+
+def common_format(
+    owner: str, headers: Iterable[tuple[str, tuple[tuple[int, int], Mode]]]
+) -> tuple[tuple[int, int], Mode]:
+    """Return the size of named images, which must be the same, and the mode: color unless all are gray."""
+    (first, (size, mode)), *others = headers
+    for where, (other, other_mode) in others:
+        if other != size:
+            raise InputError(
+                f"{owner}: images have different sizes: {first} is {_size(size[::-1])}, "
+                f"{where} is {_size(other[::-1])}: resize them to one size"
+            )
+        mode = mode if mode == other_mode else "RGB"
+    return size, mode
 
 
 def undecodable(where: str, error: Exception) -> InputError:

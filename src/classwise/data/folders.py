@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from classwise.core.errors import InputError, one_line, unknown
-from classwise.data.decode import Mode, decode_together, decoders, mode_of, read_header, rows_at_a_time, undecodable
+from classwise.data.decode import Mode, common_format, decode, decoders, header, rows_at_a_time
 from classwise.data.sources import FORMAT, Part, Reading
 from classwise.storage.files import digest_json
 
@@ -46,16 +46,9 @@ class Folder:
 
     def open(self) -> Reading:
         _, classes, files, labels = self._scan()
+        names = list(map(str, files))
         with decoders() as pool:
-            headers = list(pool.map(_header, files))
-        size = headers[0][0]
-        for file, (other, _) in zip(files, headers, strict=True):
-            if other != size:
-                raise InputError(
-                    f"{self.name}: images have different sizes: {files[0]} is {size[1]}x{size[0]}, "
-                    f"{file} is {other[1]}x{other[0]}: resize them to one size"
-                )
-        mode: Mode = "L" if all(found == "L" for _, found in headers) else "RGB"
+            size, mode = common_format(self.name, zip(names, pool.map(header, files, names), strict=True))
         return Reading(len(files), (len(mode), *size), tuple(classes), image_files(files, labels, mode, size))
 
     def _scan(self) -> tuple[Path, list[str], list[Path], list[int]]:
@@ -64,7 +57,7 @@ class Folder:
             raise InputError(f"{self.name}: no such folder")
         root, classes = self._split_folder()
         if not classes:
-            hint = ": parquet files are read by the name of a data set" if any(self.path.glob("*.parquet")) else ""
+            hint = f": use parquet:{self.path}" if any(self.path.glob("*.parquet")) else ""
             raise InputError(f"{self.name}: no class folders; expected one folder of images for each class{hint}")
         files: list[Path] = []
         labels: list[int] = []
@@ -100,7 +93,7 @@ def image_files(
     with decoders() as pool:
         for begin in range(0, len(files), rows):
             chunk = files[begin : begin + rows]
-            images = decode_together(pool, chunk, mode, size, [str(file) for file in chunk].__getitem__, resize)
+            images = decode(pool, chunk, mode, size, [str(file) for file in chunk].__getitem__, resize)
             yield images, np.array(labels[begin : begin + rows], dtype=np.int64)
 
 
@@ -145,17 +138,3 @@ def entries(path: Path) -> list[Path]:
         return sorted(path.iterdir())
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
-
-
-def size_of(path: Path) -> tuple[int, int]:
-    """Return height and width of an image."""
-    return _header(path)[0]
-
-
-def _header(path: Path) -> tuple[tuple[int, int], Mode]:
-    """Return height, width and mode of an image."""
-    try:
-        with read_header(path) as image:
-            return (image.height, image.width), mode_of(image)
-    except Exception as error:
-        raise undecodable(str(path), error) from error

@@ -31,9 +31,9 @@ def load_data(
     """Load labeled images.
 
     ``data`` is a data spec (a name with optional settings such as ``cifar10:without=cat``, ``folder:PATH``,
-    ``package.module:factory`` or ``path/to/file.py:factory``), a path of class folders, an ``ImageSet``, a Dataset, a
-    DataLoader, or a pair of images and labels. ``split`` selects the split of a spec; objects are used as a whole and
-    only named by it. ``classes`` overrides the class names.
+    ``parquet:PATH``, ``hf:org/name``, ``package.module:factory`` or ``path/to/file.py:factory``), a path of class
+    folders, an ``ImageSet``, a Dataset, a DataLoader, or a pair of images and labels. ``split`` selects the split of a
+    spec; objects are used as a whole and only named by it. ``classes`` overrides the class names.
     """
     if isinstance(data, str | os.PathLike):
         source = source_of(os.fspath(data) if isinstance(data, str) else f"folder:{os.fspath(data)}", split)
@@ -51,13 +51,15 @@ def source_of(spec: str, split: str) -> Source | Factory:
     if kind == "folder" and rest:
         folder = Path(rest).expanduser()
         return recognize(folder, split) or Folder(folder, split)
+    if kind in ("parquet", "hf") and rest:
+        return HubParquet.of_spec(spec, split)
     if is_attribute_spec(spec):
         return Factory(spec, split)
     if spec.endswith(".py"):
         raise InputError(f"data {spec!r}: expected a function or an object in the file, as in {spec}:make_data")
     if spec and Path(spec).is_dir():
         raise InputError(f"data {spec!r} is a folder: use folder:{spec}")
-    raise unknown("data set", spec, [*DATASETS, "folder:PATH", "package.module:factory"])
+    raise unknown("data set", spec, [*DATASETS, "folder:PATH", "parquet:PATH", "hf:org/name", "package.module:factory"])
 
 
 def prepare(

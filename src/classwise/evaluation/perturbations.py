@@ -8,11 +8,11 @@ from typing import Any
 
 from classwise.attacks import ATTACKS
 from classwise.attacks.adapters import as_attack
-from classwise.attacks.base import AnyAttack
 from classwise.config.plugins import is_attribute_spec, load_attribute
 from classwise.config.spec import Spec, build
 from classwise.core.errors import InputError
 from classwise.core.threat import Threat
+from classwise.core.types import Attack as AnyAttack
 from classwise.corruptions import Corruption, make_corruptions
 from classwise.storage.verdicts import NATURAL, WORST_CASE
 

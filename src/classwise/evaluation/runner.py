@@ -26,7 +26,8 @@ from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, has_gradients
 from classwise.core.progress import Progress
 from classwise.core.threat import Threat
-from classwise.core.types import Attack, Corruption
+from classwise.core.types import Attack
+from classwise.corruptions import Corruption
 from classwise.data import ImageSet, ordered
 from classwise.data.derived import known_superclasses
 from classwise.evaluation.adaptive import Rounds

@@ -21,7 +21,8 @@ from classwise.core.model_calls import device_of, model_errors
 from classwise.core.pass_counter import count_passes
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
-from classwise.core.types import Attack, AttackCall, Corruption, Effort, Selection
+from classwise.core.types import Attack, AttackCall, Effort, Selection
+from classwise.corruptions import Corruption
 from classwise.data import ImageSet, ordered
 from classwise.evaluation.batching import BatchLoop
 from classwise.evaluation.fast import Cascade

@@ -70,6 +70,8 @@ def _collect(name: str, modules: dict[str, str]) -> None:
                 _collect(node.module, modules)
             if own or node.module == "__future__":
                 dropped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(f"{settings.architecture.__name__}("):
+            dropped.add(node.lineno)
         elif isinstance(node, ast.FunctionDef):
             dropped |= {line.lineno for line in node.decorator_list}
     lines = [line for number, line in enumerate(source.splitlines(), 1) if number not in dropped]

@@ -13,16 +13,16 @@ from collections.abc import Callable
 
 from torch import nn
 
-from classwise.models.densenet import DenseNet, densenet121, densenet169
+from classwise.models.densenet import densenet121, densenet169
 from classwise.models.hypersphere import HypersphereHead, with_hypersphere
 from classwise.models.inception import GoogLeNet, InceptionV3, googlenet, inception_v3
 from classwise.models.lenet import LeNet, lenet
-from classwise.models.mobilenet import MobileNetV2, mobilenet_v2
-from classwise.models.normalize import Normalize, Normalized, normalized
+from classwise.models.mobilenet import mobilenet_v2
+from classwise.models.normalize import normalized
 from classwise.models.preact_resnet import PreActResNet, preact_resnet18
-from classwise.models.resnet import ResNet, resnet18, resnet34, resnet50
+from classwise.models.resnet import resnet18, resnet34, resnet50
 from classwise.models.small import DigitsCNN, SmallCNN, digits_cnn, small_cnn
-from classwise.models.vgg import VGG, vgg16, vgg19
+from classwise.models.vgg import vgg16, vgg19
 from classwise.models.vit import ViT, vit
 from classwise.models.wide_resnet import WideResNet, wide_resnet
 
@@ -47,37 +47,19 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 __all__ = [
     "MODELS",
-    "VGG",
-    "DenseNet",
     "DigitsCNN",
     "GoogLeNet",
     "HypersphereHead",
     "InceptionV3",
     "LeNet",
-    "MobileNetV2",
-    "Normalize",
-    "Normalized",
     "PreActResNet",
-    "ResNet",
     "SmallCNN",
     "ViT",
     "WideResNet",
-    "densenet121",
-    "densenet169",
     "digits_cnn",
-    "googlenet",
-    "inception_v3",
-    "lenet",
-    "mobilenet_v2",
     "normalized",
     "preact_resnet18",
     "resnet18",
-    "resnet34",
-    "resnet50",
     "small_cnn",
-    "vgg16",
-    "vgg19",
-    "vit",
-    "wide_resnet",
     "with_hypersphere",
 ]

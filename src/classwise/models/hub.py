@@ -6,8 +6,7 @@ transformers model becomes a part of the model.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from classwise.core.errors import InputError, one_line
+from classwise.core.hub import from_hub, is_repository
 from classwise.models.model_config import CONFIG, SCHEMA, read_config
 from classwise.models.optional_packages import optional
 from classwise.models.preprocess import Prepared, Resize
@@ -40,30 +40,11 @@ def folder_of(spec: str) -> Path:
     if not place or place.startswith((".", "/", "~")):
         raise InputError(f"model {spec!r}: no such directory")
     repository, at, revision = place.partition("@")
-    if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", repository, re.ASCII) or (at and not revision):
+    if not is_repository(repository) or (at and not revision):
         raise InputError(f"model {spec!r}: expected a directory, hf:org/name or hf:org/name@revision")
-    return fetch(repository, revision or None, FILES, _is_complete)
-
-
-def fetch(repository: str, revision: str | None, files: Sequence[str], complete: Callable[[Path], bool]) -> Path:
-    """Return a folder with files of a repository, from the hub's cache if complete, else downloaded."""
-    from huggingface_hub import snapshot_download
-
-    # The cache is tried first, so that no later run needs the network.
-    for offline in (True, False):
-        try:
-            folder = Path(
-                snapshot_download(repository, revision=revision, allow_patterns=list(files), local_files_only=offline)
-            )
-        except Exception as error:  # the hub, the network and the disk raise many kinds of exceptions
-            if not offline:
-                raise InputError(
-                    f"cannot download {repository} from the Hugging Face hub: {one_line(error, 120)}"
-                ) from error
-        else:
-            if complete(folder):
-                return folder
-    raise InputError(f"{repository} on the Hugging Face hub does not have all of {', '.join(files[:3])}")
+    return from_hub(
+        repository, FILES, lambda folder: folder if _is_complete(folder) else None, revision=revision or None
+    )
 
 
 def _is_complete(folder: Path) -> bool:

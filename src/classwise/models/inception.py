@@ -35,9 +35,9 @@ class Branches(nn.ModuleDict):
 
 
 class GoogLeNet(nn.Module):
-    """Nine modules of four branches, in stages of two, five and two."""
+    """GoogLeNet with batch norm, for small images: nine modules of four branches, in stages of two, five and two."""
 
-    def __init__(self, *, num_classes: int = 10, in_channels: int = 3) -> None:
+    def __init__(self, *, num_classes: Count = 10, in_channels: Count = 3) -> None:
         super().__init__()
         self.pre_layers = nn.Sequential(*_biased(in_channels, 192, 3))
         self.a3 = _module(192, 64, (96, 128), (16, 32), 32)
@@ -78,9 +78,9 @@ def _biased(in_planes: int, planes: int, kernel: int) -> tuple[nn.Module, ...]:
 
 
 class InceptionV3(nn.Module):
-    """A stem, then three, four and two modules of branches with size reductions between them."""
+    """Inception-v3 without auxiliary head, for small images: stages of three, four and two modules of branches."""
 
-    def __init__(self, *, num_classes: int = 10, in_channels: int = 3) -> None:
+    def __init__(self, *, num_classes: Count = 10, in_channels: Count = 3) -> None:
         super().__init__()
         self.features = nn.Sequential(
             _chain(in_channels, (32, 3), (32, 3), (64, 3), (80, 1), (192, 3)),
@@ -165,13 +165,5 @@ def _chain(in_planes: int, *layers: tuple[int, int | tuple[int, int]], stride: i
     return chain
 
 
-@architecture
-def googlenet(*, num_classes: Count = 10, in_channels: Count = 3) -> nn.Module:
-    """GoogLeNet with batch norm, for small images."""
-    return GoogLeNet(num_classes=num_classes, in_channels=in_channels)
-
-
-@architecture
-def inception_v3(*, num_classes: Count = 10, in_channels: Count = 3) -> nn.Module:
-    """Inception-v3 without auxiliary head, for small images."""
-    return InceptionV3(num_classes=num_classes, in_channels=in_channels)
+googlenet = architecture(GoogLeNet)
+inception_v3 = architecture(InceptionV3)

@@ -26,9 +26,9 @@ FIELD = 32
 
 
 class LeNet(nn.Module):
-    """Two convolutions of 5x5 with 6 and 16 planes, then linear layers with 120 and 84 units."""
+    """LeNet-5 with ReLUs: convolutions of 5x5 with 6 and 16 planes, then linear layers with 120 and 84 units."""
 
-    def __init__(self, *, num_classes: int = 10, in_channels: int = 1) -> None:
+    def __init__(self, *, num_classes: Count = 10, in_channels: Count = 1) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, 6, 5)
         self.conv2 = nn.Conv2d(6, 16, 5)
@@ -45,7 +45,4 @@ class LeNet(nn.Module):
         return cast(Tensor, self.fc3(out))
 
 
-@architecture
-def lenet(*, num_classes: Count = 10, in_channels: Count = 1) -> nn.Module:
-    """LeNet-5 with ReLUs."""
-    return LeNet(num_classes=num_classes, in_channels=in_channels)
+lenet = architecture(LeNet)

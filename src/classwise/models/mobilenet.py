@@ -61,9 +61,9 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """A 3x3 convolution, seventeen inverted residuals, a 1x1 convolution to 1,280 planes."""
+    """MobileNetV2 for small images: a 3x3 convolution, 17 inverted residuals, a 1x1 convolution to 1,280 planes."""
 
-    def __init__(self, *, num_classes: int = 10, in_channels: int = 3) -> None:
+    def __init__(self, *, num_classes: Count = 10, in_channels: Count = 3) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, 32, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(32)
@@ -84,7 +84,4 @@ class MobileNetV2(nn.Module):
         return cast(Tensor, self.linear(out.mean((2, 3))))
 
 
-@architecture
-def mobilenet_v2(*, num_classes: Count = 10, in_channels: Count = 3) -> nn.Module:
-    """MobileNetV2 for small images."""
-    return MobileNetV2(num_classes=num_classes, in_channels=in_channels)
+mobilenet_v2 = architecture(MobileNetV2)

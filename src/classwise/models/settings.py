@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field
 from torch import nn
@@ -29,13 +29,13 @@ _SHARED = {"normalize": (Normalization | None, None), "head": (Head, "linear")}
 
 
 def architecture(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Decorate a model factory: add the settings ``normalize`` and ``head``.
+    """Add the settings ``normalize`` and ``head`` to a model factory, a class or a function.
 
     The factory takes keyword settings only, among them ``num_classes`` and ``in_channels``.
     """
     signature = inspect.signature(factory)
 
-    @wraps(factory)
+    @wraps(factory, updated=())  # not the attributes of a class
     def make(*, normalize: str | None = None, head: Head = "linear", **settings: Any) -> nn.Module:
         in_channels = settings.get("in_channels", signature.parameters["in_channels"].default)
         model = with_normalization(factory(**settings), normalize, in_channels)
@@ -46,5 +46,6 @@ def architecture(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         for name, (kind, default) in _SHARED.items()
     ]
     make.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *shared])  # type: ignore[attr-defined]
-    make.__annotations__ = {**factory.__annotations__, **{name: kind for name, (kind, _) in _SHARED.items()}}
+    hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory, include_extras=True)
+    make.__annotations__ = hints | {name: kind for name, (kind, _) in _SHARED.items()}
     return make

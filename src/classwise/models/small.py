@@ -18,12 +18,12 @@ from classwise.models.settings import Count, Probability, architecture
 
 
 class DigitsCNN(nn.Module):
-    """Three convolutions and a linear head for 8x8 images, about 26,000 parameters.
+    """The network of the demo, for 8x8 images: three convolutions, a linear head and about 26,000 parameters.
 
     It has no batch norm, so that training and evaluation mode are the same function.
     """
 
-    def __init__(self, *, num_classes: int = 10, in_channels: int = 1) -> None:
+    def __init__(self, *, num_classes: Count = 10, in_channels: Count = 1) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1)
         self.conv2 = nn.Conv2d(16, 32, 3, stride=2, padding=1)
@@ -38,13 +38,13 @@ class DigitsCNN(nn.Module):
 
 
 class SmallCNN(nn.Module):
-    """Four convolutions and three linear layers for 28x28 images.
+    """The MNIST network of TRADES, for 28x28 images: four convolutions and three linear layers.
 
     The last layer is initialized to zero, as in the original: the logits of an untrained network are equal, and the
     gradient at the image is zero before the first training step.
     """
 
-    def __init__(self, *, num_classes: int = 10, in_channels: int = 1, dropout: float = 0.5) -> None:
+    def __init__(self, *, num_classes: Count = 10, in_channels: Count = 1, dropout: Probability = 0.5) -> None:
         super().__init__()
         self.feature_extractor = nn.Sequential(
             OrderedDict(
@@ -83,13 +83,5 @@ class SmallCNN(nn.Module):
         return cast(Tensor, self.classifier(self.feature_extractor(x).flatten(1)))
 
 
-@architecture
-def digits_cnn(*, num_classes: Count = 10, in_channels: Count = 1) -> nn.Module:
-    """The network of the demo, for 8x8 images."""
-    return DigitsCNN(num_classes=num_classes, in_channels=in_channels)
-
-
-@architecture
-def small_cnn(*, num_classes: Count = 10, in_channels: Count = 1, dropout: Probability = 0.5) -> nn.Module:
-    """The MNIST network of TRADES, for 28x28 images."""
-    return SmallCNN(num_classes=num_classes, in_channels=in_channels, dropout=dropout)
+digits_cnn = architecture(DigitsCNN)
+small_cnn = architecture(SmallCNN)

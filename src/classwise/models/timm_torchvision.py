@@ -17,7 +17,7 @@ from torch import nn
 
 from classwise.config.spec import Spec, convert
 from classwise.core.errors import InputError, one_line, unknown
-from classwise.models.hub import fetch
+from classwise.core.hub import from_hub
 from classwise.models.model_config import WEIGHTS
 from classwise.models.normalize import NORMALIZATIONS
 from classwise.models.optional_packages import optional
@@ -96,7 +96,7 @@ def published_weights(spec: str) -> Path:
         raise InputError(
             f"model {spec!r}: timm publishes no weights for it on the Hugging Face hub: pass --weights FILE"
         )
-    return fetch(repository, None, [WEIGHTS], lambda folder: (folder / WEIGHTS).is_file()) / WEIGHTS
+    return from_hub(repository, [WEIGHTS], lambda folder: next(folder.glob(WEIGHTS), None))
 
 
 Statistics = tuple[Sequence[float], Sequence[float]]

@@ -84,18 +84,18 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Patch embeddings and a class token in ``depth`` blocks; the head uses the class token."""
+    """Vision transformer: ViT-Ti with 4x4 patches; ViT-S is dim=384, heads=6. The head uses the class token."""
 
     def __init__(
         self,
         *,
-        patch: int = 4,
-        dim: int = 192,
-        depth: int = 12,
-        heads: int = 3,
-        image_size: int = 32,
-        num_classes: int = 10,
-        in_channels: int = 3,
+        patch: Count = 4,
+        dim: Count = 192,
+        depth: Count = 12,
+        heads: Count = 3,
+        image_size: Count = 32,
+        num_classes: Count = 10,
+        in_channels: Count = 3,
     ) -> None:
         super().__init__()
         if dim % heads:
@@ -133,24 +133,4 @@ class ViT(nn.Module):
         return torch.cat([first, resized.flatten(2).transpose(1, 2)], 1)
 
 
-@architecture
-def vit(
-    *,
-    patch: Count = 4,
-    dim: Count = 192,
-    depth: Count = 12,
-    heads: Count = 3,
-    image_size: Count = 32,
-    num_classes: Count = 10,
-    in_channels: Count = 3,
-) -> nn.Module:
-    """Vision transformer: ViT-Ti with 4x4 patches; ViT-S is dim=384, heads=6."""
-    return ViT(
-        patch=patch,
-        dim=dim,
-        depth=depth,
-        heads=heads,
-        image_size=image_size,
-        num_classes=num_classes,
-        in_channels=in_channels,
-    )
+vit = architecture(ViT)

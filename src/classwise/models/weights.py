@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from classwise.core.errors import InputError
+from classwise.core.model_calls import state_parts
 from classwise.models.normalize import NORMALIZATIONS, Normalize, normalized
-from classwise.models.weights_file import Stored, quoted, read_file
+from classwise.models.weights_file import quoted, read_weights
 from classwise.storage.files import digest
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.", "ema_model.", "ema.", "0.", "1.")
@@ -36,26 +37,25 @@ _LOG = logging.getLogger(__name__)
 
 def load_weights(model: nn.Module, path: Path | str) -> None:
     """Load a weights file into a model, cast to the model's types; on an error the model is unchanged."""
-    _fill(model, Path(path), read_file(Path(path)))
+    _fill(model, Path(path), read_weights(path))
 
 
 def with_weights(model: nn.Module, path: Path | str) -> nn.Module:
     """Load a weights file into a model and return it, with the file's normalization added if the model has none."""
     path = Path(path)
-    stored = read_file(path)
+    state = read_weights(path)
     own = any(isinstance(module, Normalize) for module in model.modules())
     if not own and not any(map(_is_normalization, model.state_dict())):
-        found = _stored_normalization(path, stored.state)
+        found = _stored_normalization(path, state)
         if found is not None:
             mean, std = found
             model = normalized(model, mean, std)
-            stored.notes.append(f"added its normalization, mean {_numbers(mean)} and std {_numbers(std)}")
-    _fill(model, path, stored)
+            _LOG.info("%s: added its normalization, mean %s and std %s", path, _numbers(mean), _numbers(std))
+    _fill(model, path, state)
     return model
 
 
-def _fill(model: nn.Module, path: Path, stored: Stored) -> None:
-    state, notes = stored
+def _fill(model: nn.Module, path: Path, state: dict[str, Tensor]) -> None:
     normalization = _normalization_names(model)
     expected = {
         name: value
@@ -70,9 +70,10 @@ def _fill(model: nn.Module, path: Path, stored: Stored) -> None:
     copies = [name for name in state if ATTACKER in name.split(".")]
     if copies and len(copies) < len(state) and not any(ATTACKER in name.split(".") for name in expected):
         state = {name: value for name, value in state.items() if name not in set(copies)}
-        notes.append(f"ignored the second copy under {ATTACKER!r}")
+        _LOG.info("%s: ignored the second copy under %r", path, ATTACKER)
     filled, prefix = _rename(state, expected)
-    notes += [f"removed {prefix!r} from every name"] if prefix else []
+    if prefix:
+        _LOG.info("%s: removed %r from every name", path, prefix)
     _check_names(path, filled, expected)
     filled = {name: value for name, value in filled.items() if name in expected}
     _check_shapes(path, filled, expected, _head(model))
@@ -84,18 +85,11 @@ def _fill(model: nn.Module, path: Path, stored: Stored) -> None:
         if not bool(usable.all()):
             raise InputError(f"{path}: {quoted(name)} contains values that are not finite")
     model.load_state_dict({**model.state_dict(), **cast})
-    if notes:
-        _LOG.info("%s: %s", path, "; ".join(notes))
 
 
 def digest_model(model: nn.Module) -> str:
     """Return the fingerprint of a model: its class and its state dict, independent of the device."""
-    parts: list[str | memoryview] = [type(model).__name__]
-    for name, value in model.state_dict().items():
-        if isinstance(value, Tensor):
-            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            parts += [f"{name} {tuple(value.shape)} {value.dtype}", flat.numpy().data]
-    return digest(*parts)
+    return digest(type(model).__name__, *state_parts(model))
 
 
 def _rename(state: Mapping[str, Tensor], expected: Collection[str]) -> tuple[dict[str, Tensor], str]:

@@ -6,6 +6,7 @@ restricted unpickler reads pickles, after ``check_unfolding`` has bounded their 
 
 from __future__ import annotations
 
+import logging
 import pickle
 import pickletools
 import re
@@ -13,13 +14,15 @@ import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, cast
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from classwise.core.errors import InputError, one_line
+
+_LOG = logging.getLogger(__name__)
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt", ".tar")
 
@@ -44,24 +47,13 @@ MOST = 10_000_000
 """The maximum number of values that a pickle may expand to; a state dict with its optimizer has some 10,000."""
 
 
-class Stored(NamedTuple):
-    """The content of a weights file."""
-
-    state: dict[str, Tensor]
-    notes: list[str]
-    """Log messages on how it was extracted."""
-
-
 def read_weights(path: Path | str) -> dict[str, Tensor]:
     """Read the tensors of a weights file by name, from inside the wrappers in ``WRAPPERS``.
 
     Accepts ``.safetensors``, and ``.pt``, ``.pth``, ``.ckpt`` and ``.tar`` of ``torch.save``. Pickles that contain more
     than tensors and plain values are refused.
     """
-    return read_file(Path(path)).state
-
-
-def read_file(path: Path) -> Stored:
+    path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"weights {str(path)!r}: expected a file with the suffix {', '.join(SUFFIXES)}")
     if not path.is_file():
@@ -125,7 +117,7 @@ def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
         raise InputError(f"{path} is refused: its entries overlap")
 
 
-def _tensors(path: Path, loaded: Any) -> Stored:
+def _tensors(path: Path, loaded: Any) -> dict[str, Tensor]:
     """Extract the state dict from the content of a file."""
     wrappers: list[str] = []
     for _ in WRAPPERS:  # wrappers may be nested, at most as deep as there are names
@@ -151,8 +143,9 @@ def _tensors(path: Path, loaded: Any) -> Stored:
                 f"{path}: {quoted(name)} is not a dense tensor on the CPU; sparse, quantized, meta and expanded "
                 "tensors are refused"
             )
-    notes = [f"read from {' > '.join(map(repr, wrappers))}"] if wrappers else []
-    return Stored({name: value.detach() for name, value in loaded.items()}, notes)
+    if wrappers:
+        _LOG.info("%s: read from %s", path, " > ".join(map(repr, wrappers)))
+    return {name: value.detach() for name, value in loaded.items()}
 
 
 def _is_dense(value: Tensor) -> bool:

@@ -65,16 +65,19 @@ class WideStage(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """Three stages of (depth - 4) / 6 blocks, rounded up, with 16, 32 and 64 times ``width`` planes."""
+    """Wide ResNet of depth 6n + 4 (or 6n + 2): WRN-34-10 is depth=34, width=10.
+
+    Three stages of (depth - 4) / 6 blocks, rounded up, with 16, 32 and 64 times ``width`` planes.
+    """
 
     def __init__(
         self,
         *,
-        depth: int = 34,
-        width: int = 10,
-        num_classes: int = 10,
-        in_channels: int = 3,
-        dropout: float = 0.0,
+        depth: Count = 34,
+        width: Count = 10,
+        num_classes: Count = 10,
+        in_channels: Count = 3,
+        dropout: Probability = 0.0,
     ) -> None:
         super().__init__()
         blocks, uncounted = divmod(depth - 2, 6)
@@ -101,14 +104,4 @@ class WideResNet(nn.Module):
         return cast(Tensor, self.fc(out.mean((2, 3))))
 
 
-@architecture
-def wide_resnet(
-    *,
-    depth: Count = 34,
-    width: Count = 10,
-    num_classes: Count = 10,
-    in_channels: Count = 3,
-    dropout: Probability = 0.0,
-) -> nn.Module:
-    """Wide ResNet of depth 6n + 4 (or 6n + 2): WRN-34-10 is depth=34, width=10."""
-    return WideResNet(depth=depth, width=width, num_classes=num_classes, in_channels=in_channels, dropout=dropout)
+wide_resnet = architecture(WideResNet)

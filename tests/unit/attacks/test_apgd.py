@@ -354,10 +354,10 @@ def test_nan_logits_do_not_count_as_misclassified() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("apgd:steps=0", "steps must be at least 1, got 0"),
-        ("apgd:rho=1", "rho must lie between 0 and 1, got 1.0"),
-        ("apgd:rho=0", "rho must lie between 0 and 1, got 0.0"),
-        ("apgd:eot=0", "eot must be at least 1, got 0"),
+        ("apgd:steps=0", "steps = '0': input should be greater than or equal to 1"),
+        ("apgd:rho=1", "rho = '1': input should be less than 1"),
+        ("apgd:rho=0", "rho = '0': input should be greater than 0"),
+        ("apgd:eot=0", "eot = '0': input should be greater than or equal to 1"),
         ("apgd:num_targets=3", "num_targets needs target=all, got target=None"),
         ("apgd:step_size=0.1", "did you mean 'steps'?"),
     ],

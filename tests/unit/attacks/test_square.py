@@ -320,9 +320,9 @@ def test_draws_stay_inside_the_image_in_any_precision(dtype: torch.dtype, norm: 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("square:queries=0", "queries must be at least 1, got 0"),
-        ("square:p_init=0", "p_init must be above 0 and at most 1, got 0.0"),
-        ("square:p_init=1.5", "p_init must be above 0 and at most 1, got 1.5"),
+        ("square:queries=0", "queries = '0': input should be greater than or equal to 1"),
+        ("square:p_init=0", "p_init = '0': input should be greater than 0"),
+        ("square:p_init=1.5", "p_init = '1.5': input should be less than or equal to 1"),
         ("square:loss=dlr", "loss = 'dlr': input should be 'ce' or 'margin'"),
         ("square:steps=5", "unknown setting of attack 'square': 'steps'"),
     ],

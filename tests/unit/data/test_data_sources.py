@@ -285,7 +285,7 @@ def test_incomplete_hub_cache_is_completed(card, monkeypatch, tmp_path):
 def test_repository_without_matching_files(card, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **options: str(tmp_path))
     said = refused(HubParquet(replace(card, folder="plain"), "test"))
-    assert said == "toy: org/toy on the Hugging Face hub has no files test-*.parquet"
+    assert said == "toy: org/toy on the Hugging Face hub has no files plain/test-*.parquet"
 
 
 # Folders

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import classwise as cw
 from classwise.core.errors import InputError
-from classwise.core.progress import Progress, Silent
+from classwise.core.progress import Progress
 from classwise.core.threat import Norm, Threat
 from classwise.data import ImageSet
 from classwise.evaluation.margins import MOST_TARGETS, MarginSettings, find_margins
@@ -301,7 +301,7 @@ def test_order_of_examples_does_not_change_margins(net: nn.Module, images: Image
     assert same(search(net, images, index=rows), search(net, images).take(rows))
 
 
-class Counting(Silent):
+class Counting(Progress):
     """Records the numbers of remaining examples."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import classwise as cw
 from classwise.core.errors import InputError
-from classwise.core.progress import Progress, Silent
+from classwise.core.progress import Progress
 from classwise.data import load_data, to_float
 from classwise.export import export
 from classwise.models import DigitsCNN, normalized
@@ -123,7 +123,7 @@ def test_per_class_limits_the_fitting_images(run: Path) -> None:
     assert found.report.test is None
 
 
-class Tasks(Silent):
+class Tasks(Progress):
     """Records the started tasks."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from classwise.attacks import PGD
 from classwise.config.spec import build
 from classwise.core.errors import InputError
-from classwise.core.progress import Epoch, Silent
+from classwise.core.progress import Epoch, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
 from classwise.core.types import ClassControls, ClassStats
@@ -273,7 +273,7 @@ def test_an_epoch_alternates_the_classes_and_repeats_the_small_ones() -> None:
     assert sorted(times[10:].tolist()) == [1, 1, 1, 2, 2]
 
 
-class Epochs(Silent):
+class Epochs(Progress):
     def __init__(self) -> None:
         self.seen: list[Epoch] = []
 

@@ -18,7 +18,7 @@ from PIL import Image
 import classwise as cw
 from classwise.config.recipes import load_recipe
 from classwise.core.errors import InputError
-from classwise.core.progress import Progress, Silent
+from classwise.core.progress import Progress
 from classwise.data import load_data
 from classwise.data.datasets import imagenet_classes
 from classwise.training.checkpoint import load_state
@@ -81,7 +81,7 @@ def train(recipe: dict[str, Any], out: Path, **more: Any) -> dict[str, Any]:
     return load_state(out / "checkpoints" / "last.pt")
 
 
-class Counted(Silent):
+class Counted(Progress):
     """Counts announced and finished steps."""
 
     total = done = 0

@@ -33,28 +33,27 @@ from classwise.attacks.adapters.call import (
 )
 from classwise.attacks.adapters.describe import parse_radius, same_radius, text_of
 from classwise.attacks.adapters.libraries import Adapter, adapt, configure
-from classwise.attacks.base import AnyAttack
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, dtype_of, frozen
 from classwise.core.threat import Threat
-from classwise.core.types import AttackCall, Effort
+from classwise.core.types import Attack, AttackCall, Effort
 
 
-def as_attack(thing: Any) -> AnyAttack:
+def as_attack(thing: Any) -> Attack:
     """Return an attack object of any library, or a function, as an attack.
 
     A function is called as ``attack(model, x, y)`` on images in [0, 1] and returns images; ``model`` returns plain
     logits. If it has parameters of these names, it also receives ``eps``, the radius of the evaluation, and
     ``generator``, a torch generator on the model's device.
     """
-    if isinstance(thing, AnyAttack):
+    if isinstance(thing, Attack):
         return thing
     adapter = adapt(thing)
     return ForeignAttack(adapter=adapter, eps=adapter.eps, norm=adapter.norm)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ForeignAttack(AnyAttack):
+class ForeignAttack(Attack):
     """An attack of another library, or a function. Its repr identifies it in reports.
 
     A call restores the model (modes, flags, buffers, gradients, hooks) and the attributes of the library's object.

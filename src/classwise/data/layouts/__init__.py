@@ -7,12 +7,10 @@ from pathlib import Path
 
 from classwise.data.datasets import DATASETS, DatasetCard
 from classwise.data.folders import states
+from classwise.data.layouts.arrays import CifarBinary, CifarPython, Stl10Binary, SvhnMat
 from classwise.data.layouts.base import Layout
-from classwise.data.layouts.cifar import CifarBinary, CifarPython
 from classwise.data.layouts.idx import Idx
 from classwise.data.layouts.imagenet import ImageNetTree, TinyImageNetTree
-from classwise.data.layouts.stl10 import Stl10Binary
-from classwise.data.layouts.svhn import SvhnMat
 from classwise.data.parquet import HubParquet, find_shards
 from classwise.data.sources import FORMAT, Reading, Source
 from classwise.storage.files import digest_json

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from classwise.core.errors import InputError, one_line
 from classwise.data.datasets import DatasetCard, imagenet_classes
-from classwise.data.folders import image_files, images_below, size_of, subfolders
+from classwise.data.decode import header
+from classwise.data.folders import image_files, images_below, subfolders
 from classwise.data.layouts.base import Layout
 from classwise.data.sources import Reading
 
@@ -43,7 +44,7 @@ class ImageNetTree(Layout):
         card = _of_classes(card, {wnid for place in splits.values() for wnid in _wnids(place)})
         # Images that were resized to one size keep it.
         sampled = [place / wnid for place in splits.values() for wnid in _wnids(place)[:SAMPLED]]
-        sizes = {size_of(file) for place in sampled for file in images_below(place)[:SAMPLED]}
+        sizes = {header(file, str(file))[0] for place in sampled for file in images_below(place)[:SAMPLED]}
         return replace(card, size=sizes.pop(), resize=None) if len(sizes) == 1 else card
 
     def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:

@@ -1,4 +1,4 @@
-"""The published layouts of CIFAR-10 and CIFAR-100: binary records and Python pickles."""
+"""The published layouts of CIFAR-10, CIFAR-100, STL-10 and SVHN: binary records, Python pickles and MATLAB files."""
 
 # N examples
 
@@ -10,13 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from classwise.core.errors import InputError
+from classwise.core.errors import InputError, one_line
 from classwise.data.datasets import DatasetCard
 from classwise.data.decode import rows_at_a_time
 from classwise.data.layouts.base import Layout, count_records, read_records, required_files
 from classwise.data.layouts.safe_pickle import read_pickle
 from classwise.data.sources import Part, Reading
 
+MAX_COUNT = 10**5
+"""Files with more images are refused before they are unpacked; the larger published one has 73,257."""
 PIXELS = (3, 32, 32)
 """Red, green and blue planes in row-major order."""
 
@@ -77,3 +79,56 @@ class CifarPython(Layout):
         if len(labels) != len(images):
             raise InputError(f"{file}: {len(images)} images but {len(labels)} labels")
         return images.reshape(-1, *PIXELS), np.array(labels, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stl10Binary(Layout):
+    """Red, green and blue planes in column-major order; labels from 1 to 10."""
+
+    def files(self, folder: Path, split: str) -> list[Path]:
+        every = [f"{part}_{what}.bin" for part in ("train", "test") for what in "Xy"]
+        return required_files(folder, [f"{split}_X.bin", f"{split}_y.bin"], every)
+
+    def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
+        images, labels = self.files(folder, split)
+        count, label_count = count_records(images, 3 * 96 * 96), count_records(labels, 1)
+        if count != label_count:
+            raise InputError(f"{images} has {count} images, but {labels} has {label_count} labels")
+        return Reading(count, card.shape, card.classes, _stl10_parts(images, labels, card))
+
+
+def _stl10_parts(images: Path, labels: Path, card: DatasetCard) -> Iterator[Part]:
+    rows = rows_at_a_time(card.shape)
+    both = zip(read_records(images, 3 * 96 * 96, rows), read_records(labels, 1, rows), strict=True)
+    for pixels, numbers in both:
+        yield pixels.reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2), numbers[:, 0].astype(np.int64) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SvhnMat(Layout):
+    """``X`` (32, 32, 3, N) and ``y`` (N, 1), in which 10 is the digit 0."""
+
+    def files(self, folder: Path, split: str) -> list[Path]:
+        return required_files(folder, [f"{split}_32x32.mat"], ["train_32x32.mat", "test_32x32.mat"])
+
+    def open(self, folder: Path, split: str, card: DatasetCard) -> Reading:
+        from scipy.io import loadmat, whosmat  # slow to import
+
+        (file,) = self.files(folder, split)
+        try:
+            variables = {name: (shape, kind) for name, shape, kind in whosmat(file)}
+            shape, kind = variables.get("X", ((), ""))
+            count = shape[3] if len(shape) == 4 else 0
+            expected = shape[:3] == (32, 32, 3) and kind == "uint8" and 0 < count <= MAX_COUNT
+            if not expected or variables.get("y", ((), ""))[0] != (count, 1):
+                raise InputError(f"{file}: contains {variables}; expected X (32, 32, 3, N) of uint8 and y (N, 1)")
+            found = loadmat(file, variable_names=["X", "y"])
+        except InputError:
+            raise
+        except Exception as error:  # scipy raises many kinds of exceptions on damaged files
+            raise InputError(f"{file}: not a readable MATLAB file: {one_line(error)}") from error
+        labels = found["y"][:, 0]
+        if labels.dtype.kind not in "iu":
+            raise InputError(f"{file}: labels are {labels.dtype}; expected integers")
+        labels = np.where(labels == 10, 0, labels).astype(np.int64)
+        return Reading(count, card.shape, card.classes, [(found["X"].transpose(3, 2, 0, 1), labels)])
