@@ -63,7 +63,8 @@ def bound(
     threat = Threat.parse(recipe.eps, recipe.norm)
     if threat.norm != "Linf":
         raise InputError(f"Theorem 3 needs a run trained in Linf; {run.path} was trained in {threat.norm}")
-    policy, rounds, failed = build("policy", POLICIES, recipe.policy), pd.DataFrame(), []
+    rounds, failed = pd.DataFrame(), list[str]()
+    policy = build("policy", POLICIES, recipe.policy)
     if isinstance(policy, WAT):
         rounds, failed = no_regret(_losses(run, make_objective(recipe).beta), policy.eta)
     splits = {split: _pixels(recipe.data.name, split) for split in ("train", "test")}

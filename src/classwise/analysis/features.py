@@ -108,7 +108,7 @@ def features(
     return AnalysisResult(
         name="features",
         finding=f"{finding}.",
-        about={"robust_model": source.name, "standard_model": plain.name, "classes": plain.classes} | settings,
+        about={"robust_model": source.name, "standard_model": plain.name, "classes": plain.classes, **settings},
         frames={"classes": frame_of(rows), "models": frame_of(summary)},
         draw=lambda: [
             bars(
