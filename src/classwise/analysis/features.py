@@ -97,14 +97,17 @@ def features(
         for result_key in (NATURAL, key):
             row, result = {"trained_on": name, "attack": result_key}, report[result_key]
             rows += [
-                row
-                | {"label": part.label, "class": part.name}
-                | interval_columns("accuracy_percent", part)
-                | {"n": part.n}
+                {
+                    **row,
+                    "label": part.label,
+                    "class": part.name,
+                    **interval_columns("accuracy_percent", part),
+                    "n": part.n,
+                }
                 for part in result.by_class
             ]
             spread = {"class_variance": result.cv, "max_class_difference_points": result.mcd}
-            summary.append(row | interval_columns("average_percent", result.overall) | spread)
+            summary.append({**row, **interval_columns("average_percent", result.overall), **spread})
     return AnalysisResult(
         name="features",
         finding=f"{finding}.",
