@@ -35,7 +35,6 @@ from classwise.analysis.model_outputs import BATCH, attack_of, exact_logits
 from classwise.analysis.result import AnalysisResult, frame_of, interval_columns
 from classwise.analysis.retraining import evaluate_variant, recipe_of, repeatable_attack, train_variants
 from classwise.analysis.run import Run
-from classwise.analysis.superclasses import membership
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, frozen, logits_of
 from classwise.core.progress import SILENT, Progress
@@ -79,18 +78,14 @@ def background(
     return _white(opened, label, masks, repeatable_attack(first, attack), progress)
 
 
-def assignments(num_classes: int) -> dict[str, dict[str, list[int]]]:
-    """Return two assignments of two colors to classes.
+def assignments(num_classes: int) -> dict[str, Ints]:
+    """Return two assignments of two colors to classes: (K,) numbers of colors.
 
-    >>> assignments(4)["halves"]
-    {'blue': [0, 1], 'yellow': [2, 3]}
+    >>> assignments(4)["halves"].tolist()
+    [0, 0, 1, 1]
     """
-    labels, half = range(num_classes), (num_classes + 1) // 2
-    ways = {"even and odd": [label % 2 for label in labels], "halves": [int(label >= half) for label in labels]}
-    return {
-        name: {color: [label for label in labels if which[label] == place] for place, color in enumerate(COLORS)}
-        for name, which in ways.items()
-    }
+    labels = np.arange(num_classes)
+    return {"even and odd": labels % 2, "halves": (2 * labels >= num_classes).astype(np.int64)}
 
 
 def _colored(run: Run, attack: str | None, folder: Path, progress: Progress) -> AnalysisResult:
@@ -103,14 +98,13 @@ def _colored(run: Run, attack: str | None, folder: Path, progress: Progress) -> 
     rows, summary, phrases = [], [], []
     for (name, result), matrix in counts.items():
         (other,) = set(ways) - {name}
-        member = membership(ways[name], len(classes))
-        same = member[:, None] == member
+        same = ways[name][:, None] == ways[name]
         within, chance = _within_color(matrix, same)
         without, _ = _within_color(counts[other, result], same)
+        about = {"colors": name, "attack": result}
         rows += [
             {
-                "colors": name,
-                "attack": result,
+                **about,
                 "class": classes[i],
                 "predicted_class": classes[j],
                 "label": i,
@@ -122,8 +116,7 @@ def _colored(run: Run, attack: str | None, folder: Path, progress: Progress) -> 
         ]
         summary.append(
             {
-                "colors": name,
-                "attack": result,
+                **about,
                 **interval_columns("within_color_percent", within),
                 **interval_columns("without_colors_percent", without),
                 "by_chance_percent": chance,
@@ -152,13 +145,14 @@ def _colored(run: Run, attack: str | None, folder: Path, progress: Progress) -> 
 
 
 def _train_on_colors(
-    run: Run, data: str, ways: dict[str, dict[str, list[int]]], key: str, folder: Path, progress: Progress
+    run: Run, data: str, ways: dict[str, Ints], key: str, folder: Path, progress: Progress
 ) -> dict[tuple[str, str], Ints]:
     """Train on each assignment and return the confusion matrices by assignment and result."""
     sets = {split: load_data(data, split=split) for split in ("train", "test")}
     changes = {}
     for name, way in ways.items():
-        settings = {"colours": COLORS, "classes": way} | {split: some.digest() for split, some in sets.items()}
+        labels = {color: np.flatnonzero(way == number).tolist() for number, color in enumerate(COLORS)}
+        settings = {"colours": COLORS, "classes": labels} | {split: some.digest() for split, some in sets.items()}
         parts = {split: _with_colors(some, way) for split, some in sets.items()}
         place = folder / name.replace(" ", "-")
         images = place.with_name(f"{place.name}-images")
@@ -179,10 +173,8 @@ def _within_color(counts: Ints, same: NDArray[np.bool_]) -> tuple[Estimate, floa
     return Estimate(**estimate(int(wrong[same].sum()), int(wrong.sum()))), chance
 
 
-def _with_colors(images: ImageSet, assignment: dict[str, list[int]]) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
-    of_class = torch.zeros(sum(map(len, assignment.values())), 3)
-    for color, labels in assignment.items():
-        of_class[labels] = torch.tensor(COLORS[color])
+def _with_colors(images: ImageSet, assignment: Ints) -> Iterator[tuple[Tensor, Ints]]:
+    of_class = torch.tensor(list(COLORS.values()))[assignment]
     for x, y, _ in ordered(images, None, BATCH):
         yield on_colors(x, of_class[y]), y.numpy().astype(np.int64)
 
@@ -307,16 +299,15 @@ def _read_masks(path: Path, x: Tensor) -> NDArray[np.bool_]:
     return np.asarray(found, dtype=bool)
 
 
-def _color_figure(name: str, assignment: dict[str, list[int]], counts: Ints, classes: list[str]) -> Figure:
-    color_of = {label: color for color, labels in assignment.items() for label in labels}
-    order = list(color_of)
+def _color_figure(name: str, assignment: Ints, counts: Ints, classes: list[str]) -> Figure:
+    order, colors = np.argsort(assignment, kind="stable"), list(COLORS)
     return heatmap(
         off_diagonal(counts[np.ix_(order, order)]),
         title=f"Wrong predictions under attack, {name}",
         alt=f"Misclassified matrix with the classes ordered by background color ({name})",
-        names=[f"{classes[label]} ({color})" for label, color in color_of.items()],
+        names=[f"{classes[label]} ({colors[assignment[label]]})" for label in order],
         x="predicted class",
         y="true class",
         unit="examples",
-        groups=np.cumsum([len(labels) for labels in assignment.values()])[:-1].tolist(),
+        groups=[int((assignment == 0).sum())],
     )

@@ -30,9 +30,11 @@ def test_white_foreground_on_colored_background() -> None:
 def test_assignments_give_one_color_per_class_and_cross(k: int) -> None:
     ways = assignments(k)
     for way in ways.values():
-        assert sorted(label for labels in way.values() for label in labels) == list(range(k))
-    (one, other) = (set(way["blue"]) for way in ways.values())
+        assert way.shape == (k,)
+        assert set(way) == {0, 1}
+    (one, other) = (set(np.flatnonzero(way == 0)) for way in ways.values())
     assert 0 < len(one & other) < min(len(one), len(other))
+    assert list(ways["halves"]) == [0] * len(other) + [1] * (k - len(other))
 
 
 def scenes(shape: str, channels: int, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
