@@ -42,6 +42,7 @@ from classwise.reporting.figures import Figure, Series, bars, lines
 from classwise.training.plan import make_objective
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def bound(
@@ -108,9 +109,9 @@ def no_regret(losses: ArrayLike, eta: float) -> tuple[pd.DataFrame, list[str]]:
 
 
 def linear_bound(
-    weights: ArrayLike,
-    x: ArrayLike,
-    y: ArrayLike,
+    weights: Floats,
+    x: Floats,
+    y: Ints,
     *,
     eps: float,
     gamma: float = 1.0,
@@ -123,13 +124,11 @@ def linear_bound(
         raise InputError(
             f"gamma = {gamma}, delta = {delta}, draws = {draws}; expected gamma > 0, 0 < delta < 1 and draws at least 1"
         )
-    rows, images, labels = np.asarray(weights, dtype=np.float64), np.asarray(x, dtype=np.float64), np.asarray(y)
-    k, n = len(rows), len(images)
-    norm = float(np.linalg.norm(rows, 1, axis=1).max())
-    complexity = max(_rademacher(images[labels == label], draws, seed) for label in range(k))
+    k, n, norm = len(weights), len(x), np.linalg.norm(weights, 1, axis=1).max()
+    complexity = max(_rademacher(x[y == label], draws, seed) for label in range(k))
     terms = pd.Series(
         {
-            "margin errors": k * float((robust_margins(rows, images, labels, eps) <= gamma).mean()),
+            "margin errors": k * (robust_margins(weights, x, y, eps) <= gamma).mean(),
             "complexity": 2 * norm * k**3 * complexity / (gamma * n),
             "attack": 2 * norm * k**2 * eps / (gamma * math.sqrt(n)),
             "confidence": 3 * math.sqrt(k * math.log(2 / delta) / (2 * n)),
@@ -139,7 +138,7 @@ def linear_bound(
     return terms
 
 
-def robust_margins(weights: Floats, x: Floats, y: NDArray[np.int64], eps: float) -> Floats:
+def robust_margins(weights: Floats, x: Floats, y: Ints, eps: float) -> Floats:
     """Return (N,) the smallest margin of a linear classifier within eps (Linf, pixels unbounded)."""
     scores = x @ weights.T
     reach = eps * np.abs(weights[:, None] - weights[None]).sum(2)[y]
@@ -148,7 +147,7 @@ def robust_margins(weights: Floats, x: Floats, y: NDArray[np.int64], eps: float)
     return np.asarray(scores[np.arange(len(y)), y] - rivals.max(1))
 
 
-def worst_class_error(weights: Floats, x: Floats, y: NDArray[np.int64], eps: float) -> float:
+def worst_class_error(weights: Floats, x: Floats, y: Ints, eps: float) -> float:
     """Return the highest robust error of a class, as a share."""
     return float(pd.Series(robust_margins(weights, x, y, eps) <= 0).groupby(y).mean().max())
 
@@ -173,7 +172,7 @@ def _losses(run: Run, beta: float) -> Floats:
     return np.array(table)
 
 
-def _pixels(data: str, split: str) -> tuple[Floats, NDArray[np.int64]]:
+def _pixels(data: str, split: str) -> tuple[Floats, Ints]:
     images = load_data(data, split=split)
     return to_float(images.images).flatten(1).double().numpy(), images.labels.astype(np.int64)
 
@@ -207,9 +206,6 @@ def _figures(rounds: pd.DataFrame, terms: pd.Series, finding: str) -> list[Figur
     if rounds.empty:
         return [parts]
     x, loss, bound = (list(rounds[column]) for column in rounds)
-    sides = [
-        Series(name="bound", x=x, y=bound, dash="dash"),
-        Series(name="worst class's smallest loss", x=x, y=loss),
-    ]
+    sides = [Series(name="bound", x=x, y=bound, dash="dash"), Series(name="worst class's smallest loss", x=x, y=loss)]
     title = "Theorem 1 by round"
     return [lines(sides, title=title, alt=finding, x="round (epoch)", y="validation loss", zero=True), parts]

@@ -38,8 +38,6 @@ def interval_series(name: str, parts: Sequence[Interval], **look: Any) -> Series
 
 def column_series(name: str, frame: pd.DataFrame, column: str, **look: Any) -> Series:
     """Return a column of a frame as a series, with its interval if the frame has it."""
-    y, low, high = (
-        [None if pd.isna(value) else value for value in frame[key]] if key in frame else None
-        for key in (column, f"{column}_low", f"{column}_high")
-    )
-    return Series(name=name, y=y or [], low=low, high=high, **look)
+    known = frame.astype(object).where(frame.notna(), None)
+    look |= {end: list(known[f"{column}_{end}"]) for end in ("low", "high") if f"{column}_{end}" in known}
+    return Series(name=name, y=list(known[column]), **look)
