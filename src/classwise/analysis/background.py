@@ -20,24 +20,21 @@ Deviations
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from classwise.analysis.confusion import matrix_of
 from classwise.analysis.foreground import foregrounds
 from classwise.analysis.image_folders import write_image_folder
-from classwise.analysis.model_outputs import BATCH, attack_of
-from classwise.analysis.result import AnalysisResult, Record, frame_of
+from classwise.analysis.model_outputs import BATCH, attack_of, exact_logits
+from classwise.analysis.result import AnalysisResult, frame_of, interval_columns
 from classwise.analysis.retraining import evaluate_variant, recipe_of, repeatable_attack, train_variants
 from classwise.analysis.run import Run
-from classwise.analysis.superclasses import membership
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, frozen, logits_of
 from classwise.core.progress import SILENT, Progress
@@ -45,11 +42,11 @@ from classwise.core.streams import ExampleNoise
 from classwise.data import ImageSet, load_data
 from classwise.data.batches import ordered, to_float
 from classwise.data.derived import on_colors
-from classwise.metrics import confusion_matrix
 from classwise.reporting.estimates import Estimate, estimate, share
 from classwise.reporting.figures import Card, Figure, Picture, Series, bars, gallery, heatmap, off_diagonal, png
 from classwise.storage.verdicts import NATURAL
 
+Ints = NDArray[np.int64]
 COLORS: dict[str, list[float]] = {"blue": [0.0, 0.2, 0.7], "yellow": [0.7, 0.6, 0.0]}
 SHOWN = 6
 """Number of images at each end of the gallery."""
@@ -77,178 +74,215 @@ def background(
     if experiment == "auto":
         experiment = "colours" if first.images.images.shape[1] == 1 else "white"
     if experiment == "colours":
-        values = _colored(first, attack, first.path / "background" if work is None else work, progress)
-        return AnalysisResult(
-            name="background",
-            finding=_color_finding(values),
-            values=values,
-            frames={"predictions": _color_frame(values)},
-            draw=lambda: [_color_figure(one, values.classes) for one in values.assignments],
-        )
-    key = repeatable_attack(first, attack)
-    white = _white(opened, first.label_of(label, key), masks, key, progress)
-    values = Record(model=first.name, attack=key, classes=first.classes, white=white, assignments=[])
-    return AnalysisResult(
-        name="background",
-        finding=_white_finding(values),
-        values=values,
-        frames={"predictions": _white_frame(values)},
-        draw=lambda: _white_figures(values),
-    )
+        return _colored(first, attack, first.path / "background" if work is None else work, progress)
+    return _white(opened, label, masks, repeatable_attack(first, attack), progress)
 
 
-def assignments(num_classes: int) -> dict[str, dict[str, list[int]]]:
-    """Return two assignments of two colors to classes.
+def assignments(num_classes: int) -> dict[str, Ints]:
+    """Return two assignments of two colors to classes: (K,) numbers of colors.
 
-    >>> assignments(4)["halves"]
-    {'blue': [0, 1], 'yellow': [2, 3]}
+    >>> assignments(4)["halves"].tolist()
+    [0, 0, 1, 1]
     """
-    labels, half = range(num_classes), (num_classes + 1) // 2
-    ways = {"even and odd": [label % 2 for label in labels], "halves": [int(label >= half) for label in labels]}
-    return {
-        name: {color: [label for label in labels if which[label] == place] for place, color in enumerate(COLORS)}
-        for name, which in ways.items()
-    }
+    labels = np.arange(num_classes)
+    return {"even and odd": labels % 2, "halves": (2 * labels >= num_classes).astype(np.int64)}
 
 
-def _colored(run: Run, attack: str | None, folder: Path, progress: Progress) -> Record:
+def _colored(run: Run, attack: str | None, folder: Path, progress: Progress) -> AnalysisResult:
     recipe, key = recipe_of(run), repeatable_attack(run, attack)
     if run.images.images.shape[1] != 1:
         raise InputError(f"{run.path} has color images; experiment = colours needs gray ones")
     run.require_classes(4)
-    ways = assignments(run.num_classes)
-    places = {name: folder / name.replace(" ", "-") for name in ways}
-    specs = {}
-    for name, assignment in ways.items():
-        sets = {split: load_data(recipe.data.name, split=split) for split in ("train", "test")}
-        settings = {"colours": {color: COLORS[color] for color in assignment}, "classes": assignment} | {
-            split: images.digest() for split, images in sets.items()
-        }
-        parts = {split: _with_colors(images, assignment) for split, images in sets.items()}
-        place = places[name].with_name(f"{places[name].name}-images")
-        specs[name] = write_image_folder(place, settings, parts, total=sum(map(len, sets.values())), progress=progress)
-    train_variants(run, {places[name]: {"data": spec} for name, spec in specs.items()}, progress=progress)
-    verdicts_of = {
-        name: evaluate_variant(run, places[name], data=spec, attack=key, progress=progress).verdicts
-        for name, spec in specs.items()
-    }
-    found = []
-    for name, assignment in ways.items():
-        (other,) = (verdicts for theirs, verdicts in verdicts_of.items() if theirs != name)
-        matrices = [
-            matrix_of(
-                confusion_matrix(verdicts_of[name].label, verdicts_of[name].predictions(k), run.num_classes),
-                run.classes,
-                assignment,
-            )
-            for k in (NATURAL, key)
+    ways, classes = assignments(run.num_classes), run.classes
+    counts = _train_on_colors(run, recipe.data.name, ways, key, folder, progress)
+    rows, summary, phrases = [], [], []
+    for (name, result), matrix in counts.items():
+        (other,) = set(ways) - {name}
+        same = ways[name][:, None] == ways[name]
+        within, chance = _within_color(matrix, same)
+        without, _ = _within_color(counts[other, result], same)
+        about = {"colors": name, "attack": result}
+        rows += [
+            {
+                **about,
+                "class": classes[i],
+                "predicted_class": classes[j],
+                "label": i,
+                "predicted": j,
+                "same_color": bool(same[i, j]),
+                "count": int(count),
+            }
+            for (i, j), count in np.ndenumerate(matrix)
         ]
-        member = membership(assignment, run.num_classes)
-        wrong = other.predictions(key) != other.label
-        inside = int((member[other.predictions(key)] == member[other.label])[wrong].sum())
-        found.append(
-            Record(
-                name=name,
-                colours=assignment,
-                natural=matrices[0],
-                adversarial=matrices[1],
-                under_the_other=Estimate(**estimate(inside, int(wrong.sum()))),
-            )
+        summary.append(
+            {
+                **about,
+                **interval_columns("within_color_percent", within),
+                **interval_columns("without_colors_percent", without),
+                "by_chance_percent": chance,
+                "n": within.n,
+            }
         )
-    return Record(model=run.name, attack=key, classes=run.classes, white=None, assignments=found)
+        if result == key and chance is not None:
+            phrases.append(
+                f"{share(within, '%')} with the colors {name} (without these colors {share(without, '%')}, by chance "
+                f"{chance:.1f}%)"
+            )
+    frame = frame_of(rows)
+    finding = f"Wrong predictions under {key} that stay within a background color: {' and '.join(phrases)}."
+    if len(phrases) < len(ways):
+        finding = "No example is misclassified under attack, so the effect of background colors cannot be measured."
+    return AnalysisResult(
+        name="background",
+        finding=finding,
+        about={"model": run.name, "dataset": recipe.data.name, "attack": key, "colors": ways},
+        frames={
+            "predictions": frame.iloc[np.lexsort((-frame["count"], frame["label"] == frame["predicted"]))],
+            "summary": frame_of(summary),
+        },
+        draw=lambda: [_color_figure(name, way, counts[name, key], classes) for name, way in ways.items()],
+    )
 
 
-def _with_colors(images: ImageSet, assignment: dict[str, list[int]]) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
-    of_class = torch.zeros(sum(map(len, assignment.values())), 3)
-    for color, labels in assignment.items():
-        of_class[labels] = torch.tensor(COLORS[color])
+def _train_on_colors(
+    run: Run, data: str, ways: dict[str, Ints], key: str, folder: Path, progress: Progress
+) -> dict[tuple[str, str], Ints]:
+    """Train on each assignment and return the confusion matrices by assignment and result."""
+    sets = {split: load_data(data, split=split) for split in ("train", "test")}
+    changes = {}
+    for name, way in ways.items():
+        labels = {color: np.flatnonzero(way == number).tolist() for number, color in enumerate(COLORS)}
+        settings = {"colours": COLORS, "classes": labels} | {split: some.digest() for split, some in sets.items()}
+        parts = {split: _with_colors(some, way) for split, some in sets.items()}
+        place = folder / name.replace(" ", "-")
+        images = place.with_name(f"{place.name}-images")
+        spec = write_image_folder(images, settings, parts, total=sum(map(len, sets.values())), progress=progress)
+        changes[place] = {"data": spec}
+    train_variants(run, changes, progress=progress)
+    found: dict[tuple[str, str], Ints] = {}
+    for name, (place, change) in zip(ways, changes.items(), strict=True):
+        report = evaluate_variant(run, place, data=change["data"], attack=key, progress=progress).report
+        found |= {(name, result): np.array(report.confusion[result]) for result in (key, NATURAL)}
+    return found
+
+
+def _within_color(counts: Ints, same: NDArray[np.bool_]) -> tuple[Estimate, float | None]:
+    """Return the share of wrong predictions within the true background color, and the share by chance in percent."""
+    wrong, others = counts - np.diag(np.diag(counts)), (same.sum(1) - 1) / (len(counts) - 1)
+    chance = round(float(100 * (wrong.sum(1) * others).sum() / wrong.sum()), 4) if wrong.any() else None
+    return Estimate(**estimate(int(wrong[same].sum()), int(wrong.sum()))), chance
+
+
+def _with_colors(images: ImageSet, assignment: Ints) -> Iterator[tuple[Tensor, Ints]]:
+    of_class = torch.tensor(list(COLORS.values()))[assignment]
     for x, y, _ in ordered(images, None, BATCH):
         yield on_colors(x, of_class[y]), y.numpy().astype(np.int64)
 
 
-def _white(runs: Sequence[Run], label: int, masks: Path | None, key: str, progress: Progress) -> Record:
+def _white(
+    runs: list[Run], chosen: str | int | None, masks: Path | None, key: str, progress: Progress
+) -> AnalysisResult:
     first = runs[0]
+    label, classes, spec = first.label_of(chosen, key), first.classes, first.report.attacks[key].spec
     index = first.verdicts.index[first.verdicts.label == label]
     if not len(index):
-        raise InputError(f"{first.path} has no examples of class {first.classes[label]}")
+        raise InputError(f"{first.path} has no examples of class {classes[label]}")
     x = to_float(first.images.images[index])
     foreground = foregrounds(x.numpy()) if masks is None else _read_masks(masks, x)
     on_white = torch.where(torch.from_numpy(foreground)[:, None], x, 1.0)
-    lines: list[Record] = []
-    confidences = np.zeros(len(x))
-    for place, run in enumerate(runs):
-        spec = first.report.attacks[key].spec
-        name = "" if place == 0 else f", {run.name}"
-        sets = {f"original{name}": x, f"white background{name}": on_white}
-        outputs = {what: _probabilities(run, some, label, index, spec, progress) for what, some in sets.items()}
-        for attacked in (False, True):
-            for what, (natural, adversarial) in outputs.items():
-                predicted = (adversarial if attacked else natural).argmax(1)
-                counts = np.bincount(predicted, minlength=first.num_classes)
-                correct = Estimate(**estimate(int(counts[label]), len(x)))
-                lines.append(Record(name=what, attacked=attacked, counts=counts.tolist(), correct=correct))
-        if place == 0:
-            confidences = outputs["original"][1][:, label]
-    order = np.argsort(-confidences, kind="stable")
-
-    def shown(rows: NDArray[np.int64]) -> list[Record]:
-        return [
-            Record(
-                index=int(index[row]),
-                confidence=float(confidences[row]),
-                before=png(x[row].numpy()),
-                after=png(on_white[row].numpy()),
-            )
-            for row in rows
-        ]
-
-    return Record(
-        label=label,
-        name=first.classes[label],
-        lines=lines,
-        covered=round(100 * float(foreground.mean()), 2),
-        gradient=round(100 * _gradient_share(first, x, label, foreground), 2),
-        estimated=masks is None,
-        most_robust=shown(order[:SHOWN]),
-        least_robust=shown(order[::-1][:SHOWN]),
+    outputs = [[_probabilities(run, some, label, index, spec, progress) for some in (x, on_white)] for run in runs]
+    counts = [
+        (
+            f"{images}, {run.name}" if place else images,
+            result,
+            np.bincount(pair[attacked].argmax(1), minlength=len(classes)),
+        )
+        for place, (run, pairs) in enumerate(zip(runs, outputs, strict=True))
+        for attacked, result in enumerate((NATURAL, key))
+        for images, pair in zip(("original", "white background"), pairs, strict=True)
+    ]
+    rows = [
+        {"images": images, "attack": result, "predicted_class": name, "predicted": predicted, "count": int(count)}
+        for images, result, found in counts
+        for predicted, (name, count) in enumerate(zip(classes, found, strict=True))
+    ]
+    before, after = (share(Estimate(**estimate(int(found[label]), len(x))), "%") for *_, found in counts[2:4])
+    covered, gradient = 100 * foreground.mean(), 100 * _gradient_share(first, x, label, foreground)
+    source = "estimated masks" if masks is None else "masks"
+    finding = (
+        f"On white, the accuracy of class {classes[label]} under {key} changes from {before} to {after}; the {source} "
+        f"cover {covered:.0f}% of an image and hold {gradient:.0f}% of the model's gradient."
+    )
+    return AnalysisResult(
+        name="background",
+        finding=finding,
+        about={
+            "models": [run.name for run in runs],
+            "dataset": first.report.dataset.name,
+            "attack": key,
+            "classes": classes,
+            "label": label,
+            "masks": masks and str(masks),
+        },
+        frames={"predictions": frame_of(rows)},
+        draw=lambda: [
+            bars(
+                classes,
+                [Series(name=images, y=[float(n) for n in found]) for images, result, found in counts if result == key],
+                title=f"Predictions for class {classes[label]} under attack",
+                alt=finding,
+                x="predicted class",
+                y="images",
+            ),
+            _gallery(classes[label], index, outputs[0][0][1][:, label], x, on_white),
+        ],
     )
 
 
-def _probabilities(
-    run: Run, x: Tensor, label: int, index: NDArray[np.int64], spec: str, progress: Progress
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (N, K) probabilities without and under attack."""
+def _gallery(name: str, index: Ints, confidence: NDArray[np.float64], x: Tensor, on_white: Tensor) -> Figure:
+    order = np.argsort(-confidence, kind="stable")
+    cards = [
+        Card(
+            heading=f"{which}, image {index[row]}",
+            pictures=[
+                Picture(png=png(x[row].numpy()), alt=f"Image {index[row]}", caption="original"),
+                Picture(png=png(on_white[row].numpy()), alt=f"Image {index[row]} on white", caption="on white"),
+            ],
+            lines=[f"confidence in {name} under attack {100 * confidence[row]:.1f}%"],
+        )
+        for which, rows in (("most robust", order[:SHOWN]), ("least robust", order[::-1][:SHOWN]))
+        for row in rows
+    ]
+    return gallery(cards, title="Most and least robust images", alt=f"Images of class {name}")
+
+
+def _probabilities(run: Run, x: Tensor, label: int, index: Ints, spec: str, progress: Progress) -> NDArray[np.float64]:
+    """Return (2, N, K) probabilities without and under attack."""
     model, attack = run.model, attack_of(run, spec)
-    found: list[tuple[Tensor, Tensor]] = []
+    found = []
     progress.start(f"{spec} on {run.name}", len(x))
-    for start in range(0, len(x), BATCH):
-        some = x[start : start + BATCH].to(device_of(model))
-        y = torch.full((len(some),), label, device=some.device)
-        rows = torch.from_numpy(index[start : start + BATCH])
-        attacked = attack(model, some, y, generator=ExampleNoise(0, rows))
-        with torch.no_grad(), frozen(model):
-            pair = [logits_of(model(images)).double().softmax(1).cpu() for images in (some, attacked)]
-        found.append((pair[0], pair[1]))
+    for some, rows in zip(torch.split(x, BATCH), torch.split(torch.from_numpy(index), BATCH), strict=True):
+        natural = some.to(device_of(model))
+        y = torch.full((len(some),), label, device=natural.device)
+        attacked = attack(model, natural, y, generator=ExampleNoise(0, rows))
+        found.append(torch.stack([exact_logits(model, images).double().softmax(1) for images in (natural, attacked)]))
         progress.advance(len(some))
     progress.finish()
-    natural, adversarial = (torch.cat(parts).numpy() for parts in zip(*found, strict=True))
-    return natural, adversarial
+    return np.asarray(torch.cat(found, 1).numpy())
 
 
 def _gradient_share(run: Run, x: Tensor, label: int, masks: NDArray[np.bool_]) -> float:
     """Return the share of the gradient's absolute values within the masks."""
-    model = run.model
-    shares = []
-    for start in range(0, len(x), BATCH):
-        some = x[start : start + BATCH].to(device_of(model)).requires_grad_()
+    model, shares = run.model, []
+    for images, mask in zip(torch.split(x, BATCH), torch.split(torch.from_numpy(masks), BATCH), strict=True):
+        some = images.to(device_of(model)).requires_grad_()
         with frozen(model):
             loss = -logits_of(model(some)).log_softmax(1)[:, label].sum()
         (gradient,) = torch.autograd.grad(loss, some)
-        size = gradient.abs().sum(1).cpu().numpy()
+        size = gradient.abs().sum(1).cpu()
         total = size.sum((1, 2))
-        inside = (size * masks[start : start + BATCH]).sum((1, 2))
-        shares.append(inside[total > 0] / total[total > 0])
-    every = np.concatenate(shares)
+        shares.append(((size * mask).sum((1, 2)) / total)[total > 0])
+    every = torch.cat(shares)
     return float(every.mean()) if len(every) else 0.0
 
 
@@ -265,101 +299,15 @@ def _read_masks(path: Path, x: Tensor) -> NDArray[np.bool_]:
     return np.asarray(found, dtype=bool)
 
 
-def _color_finding(values: Record) -> str:
-    phrases = []
-    for one in values.assignments:
-        within = one.adversarial.within_superclass
-        if within.value is None:
-            return "No example is misclassified under attack, so the effect of background colors cannot be measured."
-        phrases.append(
-            f"{share(within, '%')} with the colors {one.name} (without these colors {share(one.under_the_other, '%')}, "
-            f"by chance {one.adversarial.within_by_chance:.1f}%)"
-        )
-    return f"Wrong predictions under {values.attack} that stay within a background color: {' and '.join(phrases)}."
-
-
-def _color_frame(values: Record) -> pd.DataFrame:
-    rows = [
-        {
-            "colors": one.name,
-            "attack": key,
-            "class": values.classes[i],
-            "predicted_class": values.classes[j],
-            "label": i,
-            "predicted": j,
-            "same_color": any(i in labels and j in labels for labels in one.colours.values()),
-            "count": count,
-        }
-        for one in values.assignments
-        for key, matrix in ((values.attack, one.adversarial), (NATURAL, one.natural))
-        for i, row in enumerate(matrix.counts)
-        for j, count in enumerate(row)
-    ]
-    frame = frame_of(rows)
-    return frame.iloc[np.lexsort((-frame["count"], frame["label"] == frame["predicted"]))]
-
-
-def _color_figure(one: Record, classes: list[str]) -> Figure:
-    order = [label for labels in one.colours.values() for label in labels]
-    color_of = {label: color for color, labels in one.colours.items() for label in labels}
+def _color_figure(name: str, assignment: Ints, counts: Ints, classes: list[str]) -> Figure:
+    order, colors = np.argsort(assignment, kind="stable"), list(COLORS)
     return heatmap(
-        off_diagonal(np.array(one.adversarial.counts)[np.ix_(order, order)]),
-        title=f"Wrong predictions under attack, {one.name}",
-        alt=f"Misclassified matrix with the classes ordered by background color ({one.name})",
-        names=[f"{classes[label]} ({color_of[label]})" for label in order],
+        off_diagonal(counts[np.ix_(order, order)]),
+        title=f"Wrong predictions under attack, {name}",
+        alt=f"Misclassified matrix with the classes ordered by background color ({name})",
+        names=[f"{classes[label]} ({colors[assignment[label]]})" for label in order],
         x="predicted class",
         y="true class",
         unit="examples",
-        groups=np.cumsum([len(labels) for labels in one.colours.values()])[:-1].tolist(),
+        groups=[int((assignment == 0).sum())],
     )
-
-
-def _white_finding(values: Record) -> str:
-    white = values.white
-    before, after = (share(line.correct, "%") for line in white.lines[2:4])
-    return (
-        f"On white, the accuracy of class {white.name} under {values.attack} changes from {before} to {after}; "
-        f"the {'estimated ' if white.estimated else ''}masks cover {white.covered:.0f}% of an image and hold "
-        f"{white.gradient:.0f}% of the model's gradient."
-    )
-
-
-def _white_frame(values: Record) -> pd.DataFrame:
-    return frame_of(
-        {
-            "images": line.name,
-            "attack": values.attack if line.attacked else NATURAL,
-            "predicted_class": values.classes[label],
-            "predicted": label,
-            "count": count,
-        }
-        for line in values.white.lines
-        for label, count in enumerate(line.counts)
-    )
-
-
-def _white_figures(values: Record) -> list[Figure]:
-    white = values.white
-    cards = [
-        Card(
-            heading=f"{which}, image {one.index}",
-            pictures=[
-                Picture(png=one.before, alt=f"Image {one.index}", caption="original"),
-                Picture(png=one.after, alt=f"Image {one.index} on white", caption="on white"),
-            ],
-            lines=[f"confidence in {white.name} under attack {100 * one.confidence:.1f}%"],
-        )
-        for which, some in (("most robust", white.most_robust), ("least robust", white.least_robust))
-        for one in some
-    ]
-    return [
-        bars(
-            values.classes,
-            [Series(name=line.name, y=[float(n) for n in line.counts]) for line in white.lines if line.attacked],
-            title=f"Predictions for class {white.name} under attack",
-            alt=_white_finding(values),
-            x="predicted class",
-            y="images",
-        ),
-        gallery(cards, title="Most and least robust images", alt=f"Images of class {white.name}"),
-    ]

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from classwise.analysis.image_folders import write_image_folder
 from classwise.analysis.model_outputs import BATCH, attack_of, linear_head
-from classwise.analysis.plots import interval_series
-from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
+from classwise.analysis.result import AnalysisResult, frame_of, interval_columns
 from classwise.analysis.retraining import evaluate_variant, recipe_of, repeatable_attack, train_variants
 from classwise.analysis.run import Run
 from classwise.core.errors import InputError
@@ -38,7 +37,7 @@ from classwise.core.threat import unit
 from classwise.data import ImageSet, load_data
 from classwise.data.batches import ordered
 from classwise.data.splits import balanced_subset
-from classwise.reporting.figures import bars
+from classwise.reporting.figures import Series, bars
 from classwise.storage.verdicts import NATURAL
 
 ORIGINAL, ROBUST, NON_ROBUST = "original", "robust", "non-robust"
@@ -71,7 +70,7 @@ def features(
     if per_class is not None:
         images = _first(images, per_class)
     settings = {"steps": steps, "step_size": step_size, "per_class": per_class, "seed": seed, "attack": key}
-    settings |= {"digest": images.digest(), "robust": str(source.path.resolve())}
+    origin = {"digest": images.digest(), "robust": str(source.path.resolve())}
     generated = {
         ROBUST: robust_images(source, images, steps, step_size, seed),
         NON_ROBUST: non_robust_images(plain, images, plain.report.attacks[key].spec, seed),
@@ -79,7 +78,7 @@ def features(
     places = {
         folder / name: {
             "data": write_image_folder(
-                folder / f"{name}-images", settings, {"train": parts}, total=len(images), progress=progress
+                folder / f"{name}-images", settings | origin, {"train": parts}, total=len(images), progress=progress
             )
         }
         for name, parts in generated.items()
@@ -88,51 +87,38 @@ def features(
     reports = {ORIGINAL: plain.report} | {
         name: evaluate_variant(plain, folder / name, attack=key, progress=progress).report for name in generated
     }
-    models = [Record(name=name, natural=report[NATURAL], adversarial=report[key]) for name, report in reports.items()]
-    phrases = [
-        f"{one.name} {one.natural.overall.value:.1f}% (worst class {one.natural.worst.name}, "
-        f"{one.natural.worst.value:.1f}%)"
-        for one in models
-        if one.natural.worst is not None
-    ]
-    finding = f"Natural accuracy by training images: {', '.join(phrases)}."
-    rows = [
-        {
-            "trained_on": one.name,
-            "attack": attack_key,
-            "label": part.label,
-            "class": part.name,
-            **interval_columns("accuracy_percent", part),
-            "n": part.n,
-        }
-        for one in models
-        for attack_key, result in ((NATURAL, one.natural), (key, one.adversarial))
-        for part in result.by_class
-    ]
-    summary = [
-        {
-            "trained_on": one.name,
-            "attack": attack_key,
-            **interval_columns("average_percent", result.overall),
-            "class_variance": result.cv,
-            "max_class_difference_points": result.mcd,
-        }
-        for one in models
-        for attack_key, result in ((NATURAL, one.natural), (key, one.adversarial))
-    ]
+    finding = "Natural accuracy by training images: " + ", ".join(
+        f"{name} {report[NATURAL].overall.value:.1f}% (worst class {worst.name}, {worst.value:.1f}%)"
+        for name, report in reports.items()
+        if (worst := report[NATURAL].worst) is not None
+    )
+    rows, summary = [], []
+    for name, report in reports.items():
+        for result_key in (NATURAL, key):
+            row, result = {"trained_on": name, "attack": result_key}, report[result_key]
+            rows += [
+                {
+                    **row,
+                    "label": part.label,
+                    "class": part.name,
+                    **interval_columns("accuracy_percent", part),
+                    "n": part.n,
+                }
+                for part in result.by_class
+            ]
+            spread = {"class_variance": result.cv, "max_class_difference_points": result.mcd}
+            summary.append({**row, **interval_columns("average_percent", result.overall), **spread})
     return AnalysisResult(
         name="features",
-        finding=finding,
-        values=Record(
-            robust_model=source.name, standard_model=plain.name, attack=key, classes=plain.classes, models=models
-        ),
+        finding=f"{finding}.",
+        about={"robust_model": source.name, "standard_model": plain.name, "classes": plain.classes, **settings},
         frames={"classes": frame_of(rows), "models": frame_of(summary)},
         draw=lambda: [
             bars(
                 plain.classes,
-                [interval_series(f"{one.name} images", one.natural.by_class) for one in models],
+                [Series.of(f"{name} images", report[NATURAL].by_class) for name, report in reports.items()],
                 title="Accuracy on real test images, by training images",
-                alt=finding,
+                alt=f"{finding}.",
                 y="accuracy, %",
             )
         ],

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
+
 from classwise.reporting.estimates import Interval
 from classwise.reporting.figures import Series
 
@@ -40,3 +42,10 @@ def interval_series(name: str, parts: Sequence[Interval], **look: Any) -> Series
     """Return a series of values with their intervals."""
     low, high = [part.low for part in parts], [part.high for part in parts]
     return Series(name=name, y=[part.value for part in parts], low=low, high=high, **look)
+
+
+def column_series(name: str, frame: pd.DataFrame, column: str, **look: Any) -> Series:
+    """Return a column of a frame as a series, with its interval if the frame has it."""
+    known = frame.astype(object).where(frame.notna(), None)
+    look |= {end: list(known[f"{column}_{end}"]) for end in ("low", "high") if f"{column}_{end}" in known}
+    return Series(name=name, y=list(known[column]), **look)

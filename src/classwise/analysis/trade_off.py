@@ -14,13 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from classwise.analysis.plots import interval_series
-from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
+import pandas as pd
+
+from classwise.analysis.plots import column_series
+from classwise.analysis.result import AnalysisResult, frame_of, interval_columns
 from classwise.analysis.retraining import evaluate_variant, recipe_of, repeatable_attack, train_variants
 from classwise.analysis.run import Run, condition
 from classwise.config.spec import Number
 from classwise.core.errors import InputError
 from classwise.core.progress import SILENT, Progress
+from classwise.reporting.charts import front
 from classwise.reporting.estimates import share
 from classwise.reporting.figures import Figure, Series, lines, points
 from classwise.training.plan import make_objective
@@ -49,7 +52,7 @@ def trade_off(
     if not opened:
         raise InputError("trade-off needs one run for a sweep, or several runs to compare")
     if len(opened) > 1:
-        return _result(opened[0].key(attack), None, None, [(run.name, None, run) for run in opened])
+        return _result(opened[0].key(attack), [(run.name, None, run) for run in opened])
     (run,) = opened
     recipe = recipe_of(run)
     key = repeatable_attack(run, attack)
@@ -70,107 +73,74 @@ def trade_off(
         for value, place in places.items()
     ]
     own = 1.0 if turn == "weight" else make_objective(recipe).beta
-    return _result(key, f"{turn} of class {run.classes[chosen]}", chosen, [(run.name, own, run), *swept])
-
-
-def dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Return whether one point is at least as good in both coordinates and better in one.
-
-    >>> dominates((50.0, 20.0), (49.0, 20.0)), dominates((50.0, 20.0), (50.0, 20.0))
-    (True, False)
-    """
-    return one[0] >= other[0] and one[1] >= other[1] and one != other
+    return _result(key, [(run.name, own, run), *swept], f"{turn} of class {run.classes[chosen]}", chosen)
 
 
 def _result(
-    key: str, turned: str | None, label: int | None, models: list[tuple[str, float | None, Run]]
+    key: str, models: list[tuple[str, float | None, Run]], turned: str = "", label: int | None = None
 ) -> AnalysisResult:
-    settings = []
+    rows, by_class, worst = [], [], []
     for name, value, run in models:
-        run.key(key)
-        result = run.report[key]
-        if result.worst is None or result.overall.value is None:
+        result = run.report[run.key(key)]
+        if result.worst is None:
             raise InputError(f"{run.path} has no examples that were attacked")
-        settings.append(
-            Record(name=name, value=value, average=result.overall, worst=result.worst, by_class=result.by_class)
-        )
-    places = [(one.average.value, one.worst.value) for one in settings]
-    for one, place in zip(settings, places, strict=True):
-        one["front"] = not any(dominates(other, place) for other in places)
-    values = Record(attack=key, turned=turned, label=label, settings=settings)
-    best, first = max(settings, key=lambda one: float(one.worst.value)), settings[0]
-    change = (
-        ""
-        if best is first
-        else f", {best.worst.value - first.worst.value:+.1f} and {best.average.value - first.average.value:+.1f} "
-        f"points against {first.name}"
-    )
+        worst.append(result.worst)
+        row = {"model": name, "value": value}
+        ends = interval_columns("average_percent", result.overall) | interval_columns("worst_class_percent", worst[-1])
+        rows.append(row | ends | {"worst_class": worst[-1].name})
+        by_class += [
+            row | {"label": part.label, "class": part.name} | interval_columns("accuracy_percent", part) | {"n": part.n}
+            for part in result.by_class
+        ]
+    frame, classes = frame_of(rows), frame_of(by_class)
+    average = frame["average_percent"]
+    kept = front(list(zip(average, frame["worst_class_percent"], strict=True)))
+    frame["pareto_front"] = frame.index.isin(kept)
+    best = int(frame["worst_class_percent"].idxmax())
+    gains = f"{worst[best].value - worst[0].value:+.1f} and {average[best] - average[0]:+.1f}"
     finding = (
-        f"{best.name} has the highest worst class {condition(key)}: {share(best.worst, '%')} ({best.worst.name}) at an "
-        f"average of {best.average.value:.1f}%{change}."
+        f"{models[best][0]} has the highest worst class {condition(key)}: {share(worst[best], '%')} "
+        f"({worst[best].name}) at an average of {average[best]:.1f}%"
+        f"{f', {gains} points against {models[0][0]}' if best else ''}."
     )
-    models_frame = [
-        {
-            "model": one.name,
-            "value": one.value,
-            **interval_columns("average_percent", one.average),
-            **interval_columns("worst_class_percent", one.worst),
-            "worst_class": one.worst.name,
-            "pareto_front": one.front,
-        }
-        for one in settings
-    ]
-    by_class = [
-        {
-            "model": one.name,
-            "value": one.value,
-            "label": part.label,
-            "class": part.name,
-            **interval_columns("accuracy_percent", part),
-            "n": part.n,
-        }
-        for one in settings
-        for part in one.by_class
-    ]
-    frames = {"classes": frame_of(by_class), "models": frame_of(models_frame)}
+    swept = [_sweep_figure(key, frame, classes[classes["label"] == label], turned, finding)] if turned else []
     return AnalysisResult(
-        name="trade-off", finding=finding, values=values, frames=frames, draw=lambda: _figures(values, finding)
+        name="trade-off",
+        finding=finding,
+        about={"models": list(frame["model"]), "attack": key, "turned": turned or None, "label": label},
+        frames={"classes": classes, "models": frame},
+        draw=lambda: [_front_figure(key, frame.iloc[kept], frame.drop(kept), finding), *swept],
     )
 
 
-def _figures(values: Record, finding: str) -> list[Figure]:
-    front = sorted((one for one in values.settings if one.front), key=lambda one: float(one.average.value))
-    others = [one for one in values.settings if not one.front]
-
-    def series(name: str, some: Sequence[Record]) -> Series:
-        x, names = [one.average.value for one in some], [one.name for one in some]
-        return interval_series(name, [one.worst for one in some], x=x, text=names)
-
-    figures = [
-        points(
-            [series("Pareto front", front), *([series("others", others)] if others else [])],
-            title="Average against worst class",
-            alt=f"Average and worst-class accuracy under {values.attack}. {finding}",
-            x="average robust accuracy, %",
-            y="accuracy of the worst class, %",
-            joined=["Pareto front"],
-        )
+def _front_figure(key: str, kept: pd.DataFrame, others: pd.DataFrame, finding: str) -> Figure:
+    series = [
+        column_series(name, rows, "worst_class_percent", x=list(rows["average_percent"]), text=list(rows["model"]))
+        for name, rows in (("Pareto front", kept), ("others", others))
+        if len(rows)
     ]
-    swept = sorted((one for one in values.settings if one.value is not None), key=lambda one: float(one.value))
-    if len(swept) > 1 and values.label is not None:
-        x, own = [one.value for one in swept], [one.by_class[values.label] for one in swept]
-        figures.append(
-            lines(
-                [
-                    Series(name="average", x=x, y=[one.average.value for one in swept]),
-                    Series(name="worst class", x=x, y=[one.worst.value for one in swept]),
-                    interval_series(f"class {own[0].name}", own, x=x),
-                ],
-                title=f"Accuracy by {values.turned}",
-                alt=f"Accuracy under {values.attack} by {values.turned}. {finding}",
-                x=values.turned,
-                y="accuracy under attack, %",
-                zero=True,
-            )
-        )
-    return figures
+    return points(
+        series,
+        title="Average against worst class",
+        alt=f"Average and worst-class accuracy under {key}. {finding}",
+        x="average robust accuracy, %",
+        y="accuracy of the worst class, %",
+        joined=["Pareto front"],
+    )
+
+
+def _sweep_figure(key: str, models: pd.DataFrame, own: pd.DataFrame, turned: str, finding: str) -> Figure:
+    models, own = (rows.sort_values("value", kind="stable") for rows in (models, own))
+    x = list(models["value"])
+    return lines(
+        [
+            Series(name="average", x=x, y=list(models["average_percent"])),
+            Series(name="worst class", x=x, y=list(models["worst_class_percent"])),
+            column_series(f"class {own['class'].iloc[0]}", own, "accuracy_percent", x=x),
+        ],
+        title=f"Accuracy by {turned}",
+        alt=f"Accuracy under {key} by {turned}. {finding}",
+        x=turned,
+        y="accuracy under attack, %",
+        zero=True,
+    )

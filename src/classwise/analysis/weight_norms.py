@@ -9,20 +9,46 @@ for which it uses the natural accuracy. See ``correlation`` for intervals and p-
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
+from torch import nn
 
-from classwise.analysis.correlation import pearson, spearman
+from classwise.analysis.correlation import Correlation, pearson, spearman
 from classwise.analysis.model_outputs import linear_head
-from classwise.analysis.plots import interval_series
-from classwise.analysis.result import AnalysisResult, Record, frame_of, interval_columns
+from classwise.analysis.plots import column_series
+from classwise.analysis.result import AnalysisResult, frame_of, interval_columns
 from classwise.analysis.run import Run, condition, open_runs, unique_names
 from classwise.core.errors import InputError
 from classwise.models.hypersphere import HypersphereHead
-from classwise.reporting.estimates import ClassEstimate
 from classwise.reporting.figures import READABLE, Figure, Series, lines, points
 from classwise.storage.verdicts import NATURAL
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Weight norms of one model and their correlations with its accuracies."""
+
+    model: str
+    attack: str
+    layer: str
+    head: nn.Linear
+    classes: pd.DataFrame
+    """From the weakest class."""
+    correlations: dict[tuple[str, str], Correlation]
+    """By kind of accuracy, ``robust`` or ``natural``, and coefficient."""
+
+    def __str__(self) -> str:
+        found = self.correlations["robust", "spearman"]
+        if found.value is None:
+            return f"{self.model}: weight norms cannot be correlated with accuracies (too few classes, or no variation)"
+        normalized = isinstance(self.head, HypersphereHead)
+        return (
+            f"{self.model}: the weight norm of a class and its accuracy {condition(self.attack)} have a Spearman "
+            f"coefficient of {found.with_p}"
+            f"{', although the layer divides the weights by their norm' if normalized else ''}"
+        )
 
 
 def weight_norms(*runs: Run | str | Path, attack: str | None = None, seed: int = 0) -> AnalysisResult:
@@ -36,134 +62,100 @@ def weight_norms(*runs: Run | str | Path, attack: str | None = None, seed: int =
         if run.classes != first.classes:
             raise InputError(f"{run.path} has other classes than {first.path}")
     first.require_classes(2)
-    models = [_norms(run, name, attack, seed) for run, name in zip(opened, unique_names(opened), strict=True)]
-    values = Record(dataset=first.report.dataset.name, classes=first.classes, models=models)
+    models = [_norms(run, name, run.key(attack), seed) for run, name in zip(opened, unique_names(opened), strict=True)]
+    correlations = [
+        {
+            "model": one.model,
+            "accuracy": one.attack if kind == "robust" else NATURAL,
+            "coefficient": coefficient,
+            **interval_columns("value", found),
+            "p_value": found.p_value,
+            "classes": found.n,
+        }
+        for one in models
+        for (kind, coefficient), found in one.correlations.items()
+    ]
+    classes = pd.concat([one.classes for one in models], ignore_index=True)
     return AnalysisResult(
         name="weight-norms",
-        finding="; ".join(_finding(one) for one in models) + ".",
-        values=values,
-        frames={
-            "classes": frame_of(_row(one, part) for one in models for part in _from_weakest(one)),
-            "correlations": frame_of(
-                {
-                    "model": one.model,
-                    "accuracy": one.attack if kind == "robust" else NATURAL,
-                    "coefficient": name,
-                    **interval_columns("value", one[kind][name]),
-                    "p_value": one[kind][name].p_value,
-                    "classes": one[kind][name].n,
-                }
-                for one in models
-                for kind in ("robust", "natural")
-                for name in ("spearman", "pearson")
-            ),
+        finding="; ".join(map(str, models)) + ".",
+        about={
+            "models": [one.model for one in models],
+            "dataset": first.report.dataset.name,
+            "layers": [{"name": one.layer, "features": one.head.in_features} for one in models],
+            "seed": seed,
         },
-        draw=lambda: _figures(values),
+        frames={"classes": classes, "correlations": frame_of(correlations)},
+        draw=lambda: [*map(_class_figure, models), _scatter(models, "robust"), _scatter(models, "natural")],
     )
 
 
-def scaled(values: list[float] | list[float | None]) -> list[float | None]:
-    """Scale to 0 for the smallest and 1 for the largest value; None stays None, and equal values become None.
+def scaled(values: pd.Series) -> pd.Series:
+    """Scale to 0 for the smallest and 1 for the largest value; equal values become NaN.
 
-    >>> scaled([2.0, None, 4.0, 3.0])
-    [0.0, None, 1.0, 0.5]
+    >>> scaled(pd.Series([2.0, None, 4.0, 3.0])).tolist()
+    [0.0, nan, 1.0, 0.5]
     """
-    known = [value for value in values if value is not None]
-    low, span = min(known, default=0.0), np.ptp(known) if known else 0.0
-    return [None if value is None or span == 0 else float((value - low) / span) for value in values]
+    return (values - values.min()) / (values.max() - values.min())
 
 
-def _norms(run: Run, name: str, attack: str | None, seed: int) -> Record:
-    key = run.key(attack)
+def _norms(run: Run, name: str, key: str, seed: int) -> Norms:
     layer, head = linear_head(run)
-    norms = [float(value) for value in head.weight.detach().double().norm(dim=1).cpu()]
+    norms = head.weight.detach().double().norm(dim=1).tolist()
     if len(norms) != run.num_classes:
         raise InputError(f"the model of {run.path} has {len(norms)} outputs for {run.num_classes} classes")
     robust, natural = run.report[key].by_class, run.report[NATURAL].by_class
-    strengths = scaled([part.value for part in robust])
-
-    def relation(parts: list[ClassEstimate]) -> Record:
+    classes = frame_of(
+        {
+            "class": part.name,
+            "label": part.label,
+            "model": name,
+            "attack": key,
+            "weight_norm": norm,
+            **interval_columns("robust_accuracy_percent", part),
+            **interval_columns("natural_accuracy_percent", plain),
+            "n": part.n,
+        }
+        for norm, part, plain in zip(norms, robust, natural, strict=True)
+    )
+    classes.insert(5, "weight_norm_scaled", scaled(classes["weight_norm"]))
+    classes.insert(9, "robust_accuracy_scaled", scaled(classes["robust_accuracy_percent"]))
+    correlations = {}
+    for kind, parts in (("robust", robust), ("natural", natural)):
         accuracies = [part.value for part in parts]
-        return Record(pearson=pearson(norms, accuracies), spearman=spearman(norms, accuracies, seed))
+        correlations[kind, "spearman"] = spearman(norms, accuracies, seed)
+        correlations[kind, "pearson"] = pearson(norms, accuracies)
+    return Norms(name, key, layer, head, classes.sort_values("robust_accuracy_percent", kind="stable"), correlations)
 
-    return Record(
-        model=name,
-        attack=key,
-        layer=layer,
-        features=head.in_features,
-        normalized=isinstance(head, HypersphereHead),
-        by_class=[
-            Record(norm=norm, norm_scaled=long, natural=part, robust=attacked, robust_scaled=strong)
-            for norm, long, part, attacked, strong in zip(norms, scaled(norms), natural, robust, strengths, strict=True)
+
+def _class_figure(one: Norms) -> Figure:
+    known = one.classes.dropna(subset="robust_accuracy_percent")
+    return lines(
+        [
+            Series(name="weight norm", y=list(known["weight_norm_scaled"])),
+            Series(name=f"accuracy under {one.attack}", y=list(known["robust_accuracy_scaled"])),
         ],
-        robust=relation(robust),
-        natural=relation(natural),
+        title=f"Weight norms and robust accuracy of {one.model}",
+        alt=f"Scaled weight norm and robust accuracy of each class, from the weakest class. {one}.",
+        x="class, weakest first",
+        y="scaled to [0, 1]",
+        zero=True,
+        names=list(known["class"]),
     )
 
 
-def _from_weakest(one: Record) -> list[Record]:
-    return sorted(one.by_class, key=lambda part: (part.robust.value is None, part.robust.value or 0.0))
-
-
-def _row(one: Record, part: Record) -> dict[str, object]:
-    return {
-        "class": part.robust.name,
-        "label": part.robust.label,
-        "model": one.model,
-        "attack": one.attack,
-        "weight_norm": part.norm,
-        "weight_norm_scaled": part.norm_scaled,
-        **interval_columns("robust_accuracy_percent", part.robust),
-        "robust_accuracy_scaled": part.robust_scaled,
-        **interval_columns("natural_accuracy_percent", part.natural),
-        "n": part.robust.n,
-    }
-
-
-def _finding(one: Record) -> str:
-    if one.robust.spearman.value is None:
-        return f"{one.model}: weight norms cannot be correlated with accuracies (too few classes, or no variation)"
-    unused = ", although the layer divides the weights by their norm" if one.normalized else ""
-    return (
-        f"{one.model}: the weight norm of a class and its accuracy {condition(one.attack)} have a Spearman coefficient "
-        f"of {one.robust.spearman.with_p}{unused}"
+def _scatter(models: list[Norms], kind: str) -> Figure:
+    few = len(models[0].classes) <= READABLE
+    column, series = f"{kind}_accuracy_percent", []
+    for one in models:
+        rows = one.classes.sort_values("label")
+        look = {"x": list(rows["weight_norm"]), "text": list(rows["class"])}
+        series.append(column_series(one.model, rows if few else rows[[column]], column, **look))
+    coefficients = "; ".join(f"{one.model}: {one.correlations[kind, 'spearman'].with_p}" for one in models)
+    return points(
+        series,
+        title=f"{kind.capitalize()} accuracy by weight norm",
+        alt=f"{kind.capitalize()} accuracy of each class over its weight norm. Spearman: {coefficients}.",
+        x="norm of the class's weights",
+        y=f"{kind} accuracy, %{' [95%]' if few else ''}",
     )
-
-
-def _figures(values: Record) -> list[Figure]:
-    found = []
-    for one in values.models:
-        parts = [part for part in _from_weakest(one) if part.robust.value is not None]
-        found.append(
-            lines(
-                [
-                    Series(name="weight norm", y=[part.norm_scaled for part in parts]),
-                    Series(name=f"accuracy under {one.attack}", y=[part.robust_scaled for part in parts]),
-                ],
-                title=f"Weight norms and robust accuracy of {one.model}",
-                alt=f"Scaled weight norm and robust accuracy of each class, from the weakest class. {_finding(one)}.",
-                x="class, weakest first",
-                y="scaled to [0, 1]",
-                zero=True,
-                names=[part.robust.name for part in parts],
-            )
-        )
-    few = len(values.classes) <= READABLE
-    for kind in ("robust", "natural"):
-        series = []
-        for one in values.models:
-            parts = [part[kind] for part in one.by_class]
-            look = {"x": [part.norm for part in one.by_class], "text": values.classes}
-            plain = Series(name=one.model, y=[part.value for part in parts], **look)
-            series.append(interval_series(one.model, parts, **look) if few else plain)
-        coefficients = "; ".join(f"{one.model}: {one[kind].spearman.with_p}" for one in values.models)
-        found.append(
-            points(
-                series,
-                title=f"{kind.capitalize()} accuracy by weight norm",
-                alt=f"{kind.capitalize()} accuracy of each class over its weight norm. Spearman: {coefficients}.",
-                x="norm of the class's weights",
-                y=f"{kind} accuracy, %{' [95%]' if few else ''}",
-            )
-        )
-    return found

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import classwise as cw
-from classwise.analysis import background
+from classwise.analysis import AnalysisResult, background
 from classwise.analysis.background import assignments
 from classwise.analysis.foreground import foregrounds
 from classwise.core.errors import InputError
@@ -30,9 +30,11 @@ def test_white_foreground_on_colored_background() -> None:
 def test_assignments_give_one_color_per_class_and_cross(k: int) -> None:
     ways = assignments(k)
     for way in ways.values():
-        assert sorted(label for labels in way.values() for label in labels) == list(range(k))
-    (one, other) = (set(way["blue"]) for way in ways.values())
+        assert way.shape == (k,)
+        assert set(way) == {0, 1}
+    (one, other) = (set(np.flatnonzero(way == 0)) for way in ways.values())
     assert 0 < len(one & other) < min(len(one), len(other))
+    assert list(ways["halves"]) == [0] * len(other) + [1] * (k - len(other))
 
 
 def scenes(shape: str, channels: int, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
@@ -79,45 +81,65 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_background_colors_determine_confusion(run: Path) -> None:
     found = background(run)
-    assert [one.name for one in found.assignments] == ["even and odd", "halves"]
-    for one in found.assignments:
-        within, other = one.adversarial.within_superclass, one.under_the_other
-        assert within.low > other.high  # the paper's claim, beyond the intervals
-        assert one.adversarial.within_by_chance == pytest.approx(100 * 4 / 9, abs=1e-3)
+    summary = found.frames["summary"]
+    assert summary["colors"].tolist() == ["even and odd", "even and odd", "halves", "halves"]
+    attacked = summary[summary["attack"] == "pgd"]
+    # the paper's claim, beyond the intervals
+    assert (attacked["within_color_percent_low"] > attacked["without_colors_percent_high"]).all()
+    assert summary["by_chance_percent"].tolist() == pytest.approx([100 * 4 / 9] * 4, abs=1e-3)
+    wrong = found.frame.query("label != predicted")
+    same = {
+        "even and odd": wrong["label"] % 2 == wrong["predicted"] % 2,
+        "halves": wrong["label"] // 5 == wrong["predicted"] // 5,
+    }
+    for row in summary.itertuples():
+        attacked = wrong["attack"] == row.attack
+        own = wrong["colors"] == row.colors
+        assert (wrong["same_color"][own] == same[row.colors][own]).all()
+        for images, value in ((own, row.within_color_percent), (~own, row.without_colors_percent)):
+            inside, every = (wrong["count"][attacked & images & of].sum() for of in (same[row.colors], True))
+            assert value == pytest.approx(100 * inside / every, abs=1e-3)
     assert len(found.figures()) == 2
     assert len(found.frame) == 2 * 2 * 100
     assert background(run) == found
 
 
+def counts(found: AnalysisResult) -> list[list[int]]:
+    """The predictions by class for each kind of images and attack."""
+    return [part["count"].tolist() for _, part in found.frame.groupby(["images", "attack"], sort=False)]
+
+
 def test_white_background_counts(run: Path, tmp_path: Path) -> None:
     everything = np.ones((20, 8, 8), dtype=bool)
     np.save(tmp_path / "all.npy", everything)
-    found = background(run, experiment="white", label=3, masks=tmp_path / "all.npy").white
-    assert found is not None
-    original, white, attacked, both = found.lines
-    assert original.counts == white.counts  # if everything is foreground, nothing becomes white
-    assert attacked.counts == both.counts
-    assert (found.covered, found.gradient, found.estimated) == (100.0, 100.0, False)
+    found = background(run, experiment="white", label=3, masks=tmp_path / "all.npy")
+    original, white, attacked, both = counts(found)
+    assert original == white  # if everything is foreground, nothing becomes white
+    assert attacked == both
+    assert "the masks cover 100% of an image and hold 100% of the model's gradient" in found.finding
     verdicts = cw.load_report(run).verdicts
     assert verdicts is not None
     mine = verdicts.label == 3
-    assert original.counts == np.bincount(verdicts.natural[mine], minlength=10).tolist()
+    assert original == np.bincount(verdicts.natural[mine], minlength=10).tolist()
     np.save(tmp_path / "none.npy", ~everything)
-    found = background(run, experiment="white", label=3, masks=tmp_path / "none.npy").white
-    assert found is not None
-    assert max(found.lines[1].counts) == 20  # one white image twenty times
-    assert found.covered == 0.0
-    confidences = [one.confidence for one in found.most_robust]
-    assert confidences == sorted(confidences, reverse=True)
-    assert found.least_robust[0].confidence <= confidences[-1]
+    found = background(run, experiment="white", label=3, masks=tmp_path / "none.npy")
+    assert max(counts(found)[1]) == 20  # one white image twenty times
+    assert "the masks cover 0% of an image and hold 0% of" in found.finding
+    cards = found.figures()[1].plot.cards
+    most, least = (
+        [float(card.lines[0].split()[-1].rstrip("%")) for card in cards if card.heading.startswith(which)]
+        for which in ("most", "least")
+    )
+    assert most == sorted(most, reverse=True)
+    assert least == sorted(least)
+    assert least[0] <= most[-1]
 
 
 def test_second_model_uses_the_same_white_images(run: Path) -> None:
     found = background(run, run, experiment="white")
-    assert found.white is not None
-    assert [line.counts for line in found.white.lines[:4]] == [line.counts for line in found.white.lines[4:]]
-    assert found.white.label == cw.load_report(run)["pgd"].worst.label
-    assert found.white.estimated
+    assert counts(found)[:4] == counts(found)[4:]
+    assert found.about["label"] == cw.load_report(run)["pgd"].worst.label
+    assert "the estimated masks cover" in found.finding
     assert len(found.figures()) == 2
     assert len(found.frame) == 8 * 10
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -17,13 +18,18 @@ from sklearn.calibration import calibration_curve
 from torch import nn
 from torch.nn import functional as F
 
-from classwise.analysis import Run, confidence
+from classwise.analysis import AnalysisResult, Run, confidence
 from classwise.analysis.confidence import cvc
 from classwise.analysis.model_outputs import attacked_outputs, natural_outputs
 from classwise.analysis.result import table_of
 from classwise.core.errors import InputError
 from classwise.core.streams import ExampleNoise
 from classwise.metrics.calibration import BINS, bin_of, expected_calibration_error
+
+
+def rows_of(found: AnalysisResult, images: str) -> pd.DataFrame:
+    """The classes in the order of their labels, on natural images or under the attack."""
+    return found.frame.query("images == @images").sort_values("label")
 
 
 def test_cvc_extremes() -> None:
@@ -72,33 +78,34 @@ def test_trained_model(trained: Path) -> None:
     )
     survived = (natural.predicted == natural.label) & (attacked.predicted == natural.label)
     robust = [100 * survived[natural.label == label].mean() for label in range(10)]
-    assert [part.value for part in found.robust] == pytest.approx(robust)
-    for one, seen in ((found.natural, natural), (found.adversarial, attacked)):
+    assert rows_of(found, "natural")["robust_accuracy_percent"].tolist() == pytest.approx(robust)
+    assert found.frame["robust_accuracy_percent"].is_monotonic_increasing
+    for kind, seen in (("natural", natural), ("pgd:steps=3", attacked)):
         probabilities = torch.from_numpy(seen.logits).double().softmax(1).numpy()
         top, right = probabilities.max(1), seen.predicted == seen.label
-        for label, part in enumerate(one.by_class):
-            own = seen.label == label
-            assert part.cvc.value == pytest.approx(probabilities[own].var(1).mean(), abs=1e-6)
-            assert part.cvc.low <= part.cvc.value <= part.cvc.high
-            assert part.calibration.accuracy.value == pytest.approx(100 * right[own].mean())
-            assert part.calibration.confidence == pytest.approx(100 * top[own].mean(), abs=1e-3)
-            assert part.calibration.overconfidence.value == pytest.approx(100 * (top - right)[own].mean(), abs=1e-3)
-            assert part.calibration.ece == pytest.approx(
-                100 * expected_calibration_error(top[own], right[own]), abs=1e-3
-            )
-        assert sum(part.accuracy.n for part in one.bins) == 80
+        for part in rows_of(found, kind).itertuples():
+            own = seen.label == part.label
+            assert part.cvc == pytest.approx(probabilities[own].var(1).mean(), abs=1e-6)
+            assert part.cvc_low <= part.cvc <= part.cvc_high
+            assert part.confidence_percent == pytest.approx(100 * top[own].mean(), abs=1e-3)
+            assert part.overconfidence_points == pytest.approx(100 * (top - right)[own].mean(), abs=1e-3)
+            error = 100 * expected_calibration_error(top[own], right[own])
+            assert part.ece_percent == pytest.approx(error, abs=1e-3)
+        bins = found.frames["reliability"].query("images == @kind")
+        assert bins["n"].sum() == 80
         shares, means = calibration_curve(right, top, n_bins=BINS, strategy="uniform")
-        filled = [part for part in one.bins if part.accuracy.n]
-        assert [part.accuracy.value for part in filled] == pytest.approx(100 * shares, abs=1e-3)
-        assert [part.confidence for part in filled] == pytest.approx(100 * means, abs=1e-3)
-        expected = spearmanr([part.cvc.value for part in one.by_class], robust).statistic
-        assert one.cvc_with_robustness.value == pytest.approx(expected, abs=1e-4)
+        assert bins["accuracy_percent"].dropna().tolist() == pytest.approx(100 * shares, abs=1e-3)
+        assert bins["confidence_percent"].dropna().tolist() == pytest.approx(100 * means, abs=1e-3)
+    expected = spearmanr(rows_of(found, "pgd:steps=3")["cvc"], robust).statistic
+    assert f"Spearman coefficient of {expected:.2f} [" in found.finding
+    assert f"minus accuracy is {100 * (top - right).mean():.1f} [" in found.finding
+    assert f"calibration error {100 * expected_calibration_error(top, right):.1f}%" in found.finding
     weakest = min(
         (label for label in range(10) if ((natural.predicted == label) & (natural.label == label)).any()),
         key=lambda label: robust[label],
     )
     first = natural.index[(natural.label == weakest) & (natural.predicted == weakest)][0]
-    assert (found.trajectory.index, found.trajectory.label) == (first, weakest)
+    assert found.about["trajectory"] == {"index": first, "label": weakest}
     assert len(found.figures()) == 5
     assert found == confidence(trained, attack="pgd:steps=3", per_class=8)
 
@@ -109,22 +116,20 @@ def test_intervals_match_scipy_bootstrap(trained: Path) -> None:
     for label in (0, 4):
         values = seen.probabilities[seen.label == label].var(1)
         expected = bootstrap((values,), np.mean, method="percentile", rng=np.random.default_rng(1)).confidence_interval
-        part = found.natural.by_class[label].cvc
+        part = rows_of(found, "natural").iloc[label]
         width = expected.high - expected.low
-        assert part.low == pytest.approx(expected.low, abs=0.08 * width)
-        assert part.high == pytest.approx(expected.high, abs=0.08 * width)
+        assert part["cvc_low"] == pytest.approx(expected.low, abs=0.08 * width)
+        assert part["cvc_high"] == pytest.approx(expected.high, abs=0.08 * width)
 
 
 def test_trajectory_matches_pgd(trained: Path) -> None:
     subject, index, eps, steps = Run.open(trained), 5, 0.1, (1, 3, 6)
-    found = confidence(trained, attack="fgsm", per_class=2, index=index, steps=steps, inv_t=(1, 5)).trajectory
+    found = confidence(trained, attack="fgsm", per_class=2, index=index, steps=steps, inv_t=(1, 5))
     model = subject.model.eval()
     x = torch.from_numpy(subject.images.images[[index]]).float() / 255
     y = torch.from_numpy(subject.images.labels[[index]])
-    assert found.label == int(y)
-    assert found.natural == pytest.approx(model(x).softmax(1)[0].tolist(), abs=1e-6)
-    assert found.step_size == pytest.approx(2.5 * eps / 6)
-    walked = {}
+    assert found.about["trajectory"] == {"index": index, "label": int(y)}
+    walked = {(0, 0): model(x).softmax(1)[0].tolist()}
     for inv_t in (1, 5):
         noise = ExampleNoise(0, torch.tensor([index])).uniform(x)
         x_adv = (x + eps * (2 * noise - 1)).clamp(0, 1)
@@ -133,12 +138,18 @@ def test_trajectory_matches_pgd(trained: Path) -> None:
             (gradient,) = torch.autograd.grad(F.cross_entropy(inv_t * model(x_adv), y), x_adv)
             x_adv = (x_adv.detach() + 2.5 * eps / 6 * gradient.sign()).clamp(x - eps, x + eps).clamp(0, 1)
             walked[inv_t, number] = model(x_adv).softmax(1)[0].tolist()
-    assert [(moment.inv_t, moment.steps) for moment in found.moments] == [(t, n) for t in (1, 5) for n in steps]
-    for moment in found.moments:
-        assert moment.probabilities == pytest.approx(walked[moment.inv_t, moment.steps], abs=1e-4)
-    highest = np.max([found.natural, *(moment.probabilities for moment in found.moments)], axis=0)
-    highest[found.label] = 0
-    assert found.rivals == np.argsort(-highest)[:2].tolist()
+    path = found.frames["trajectory"]
+    moments = {
+        moment: rows["probability_percent"].to_numpy()
+        for moment, rows in path.fillna({"inverse_temperature": 0}).groupby(["inverse_temperature", "steps"])
+    }
+    assert list(moments) == [(0, 0), *((t, n) for t in (1, 5) for n in steps)]
+    for moment, probabilities in moments.items():
+        assert probabilities / 100 == pytest.approx(walked[moment], abs=1e-4 if moment[1] else 1e-6)
+    highest = np.max(list(moments.values()), axis=0)
+    highest[int(y)] = 0
+    drawn = [series.name.split(",")[0] for series in found.figures()[-1].plot.data[::2]]
+    assert drawn == [f"{int(y)} (label)", *map(str, np.argsort(-highest)[:2])]
 
 
 def test_constant_model_and_absent_classes(tmp_path: Path) -> None:
@@ -147,21 +158,24 @@ def test_constant_model_and_absent_classes(tmp_path: Path) -> None:
         tmp_path, Linear(torch.zeros(4, 4), torch.zeros(4)), x, torch.arange(30) % 3, ["a", "b", "c", "d"]
     )
     found = confidence(subject, attack="fgsm")
-    assert [part.cvc.value for part in found.natural.by_class] == [0, 0, 0, None]
+    classes = rows_of(found, "natural")
+    assert classes["cvc"].tolist() == pytest.approx([0, 0, 0, np.nan], nan_ok=True)
     # always a, with a quarter of certainty: a third is right
-    assert found.natural.overall.ece == pytest.approx(100 * (1 / 3 - 1 / 4), abs=1e-3)
-    assert found.natural.overall.overconfidence.value == pytest.approx(100 * (1 / 4 - 1 / 3), abs=1e-3)
-    assert [part.calibration.ece for part in found.natural.by_class] == [75, 25, 25, None]
-    assert found.natural.cvc_with_robustness.value is None
-    assert found.trajectory.label == 0
+    assert "minus accuracy is -8.3 [" in found.finding
+    assert "calibration error 8.3%" in found.finding
+    assert "Spearman" not in found.finding
+    (full,) = found.frames["reliability"].query("images == 'natural' and n > 0").itertuples()
+    assert (full.confidence_percent, full.accuracy_percent) == (25, pytest.approx(100 / 3, abs=1e-3))
+    assert classes["ece_percent"].tolist() == pytest.approx([75, 25, 25, np.nan], nan_ok=True)
+    assert found.about["trajectory"]["label"] == 0
     assert found.figures()
-    assert table_of("classes", found.frame).rows[-1] == ["d", "3", "fgsm", *["–"] * 4, "0"]
+    assert table_of("classes", found.frame).rows[-1] == ["d", "3", "fgsm", *["–"] * 4, "0", "–"]
 
 
 def test_thousand_classes(tmp_path: Path) -> None:
     found = confidence(thousand(tmp_path), attack="fgsm", index=7, steps=(1,), inv_t=(1,))
-    assert found.natural.by_class[0].cvc.n == 1
-    assert found.natural.by_class[0].cvc.low is None
+    assert set(found.frame["n"]) == {1}
+    assert found.frame["cvc_low"].isna().all()
     assert len(found.figures()) == 5
     assert len(table_of("classes", found.frame).rows) == 20
 
@@ -190,8 +204,9 @@ def test_image_corrected_by_the_attack_is_not_robust(tmp_path: Path) -> None:
     x[:, 0, 0, 0] = torch.tensor([0.45, 0.0, 0.5, 0.55])  # the first is wrong, and lands at 0.72
     subject = planted(tmp_path, Shell(), x, [1, 1, 0, 0], ["near", "far"], eps=0.27)
     found = confidence(subject, attack="fgsm", index=1)
-    assert found.adversarial.by_class[1].calibration.accuracy.value == 100
-    assert found.robust[1].value == 50
+    part = rows_of(found, "fgsm").iloc[1]
+    assert part["confidence_percent"] - part["overconfidence_points"] == pytest.approx(100, abs=1e-3)
+    assert part["robust_accuracy_percent"] == 50
 
 
 def test_model_without_correct_predictions(tmp_path: Path) -> None:
@@ -200,4 +215,4 @@ def test_model_without_correct_predictions(tmp_path: Path) -> None:
     subject = planted(tmp_path, always, x, 1 + torch.arange(10) % 2, ["a", "b", "c"])
     with pytest.raises(InputError, match="classifies no image correctly"):
         confidence(subject, attack="fgsm")
-    assert confidence(subject, attack="fgsm", index=0).trajectory.label == 1
+    assert confidence(subject, attack="fgsm", index=0).about["trajectory"]["label"] == 1

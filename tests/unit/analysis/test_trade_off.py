@@ -20,10 +20,11 @@ WORSE = [[7, 3], [5, 5]]
 def test_pareto_front_by_hand(make_run) -> None:
     runs = [make_run(name, counts) for name, counts in (("even", EVEN), ("greedy", GREEDY), ("worse", WORSE))]
     found = trade_off(*runs)
-    assert [(one.name, one.average.value, one.worst.value, one.front) for one in found.settings] == [
-        ("even", 70.0, 70.0, True),
-        ("greedy", 75.0, 50.0, True),
-        ("worse", 60.0, 50.0, False),
+    columns = ["model", "average_percent", "worst_class_percent", "pareto_front"]
+    assert found.frames["models"][columns].to_numpy().tolist() == [
+        ["even", 70.0, 70.0, True],
+        ["greedy", 75.0, 50.0, True],
+        ["worse", 60.0, 50.0, False],
     ]
     assert found.finding.startswith("even has the highest worst class under all attacks: 70.0% [")
     assert len(found.figures()) == 1
@@ -39,9 +40,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_weight_sweep_changes_one_class(swept: Path) -> None:
     found = trade_off(swept, label=3, values=(0.0, 1.0, 8.0))
-    assert [one.value for one in found.settings] == [1.0, 0.0, 1.0, 8.0]
-    assert found.turned == "weight of class 3"
-    own, without, same, heavy = (one.by_class[3].value for one in found.settings)
+    assert found.frames["models"]["value"].tolist() == [1.0, 0.0, 1.0, 8.0]
+    assert found.about["turned"] == "weight of class 3"
+    own, without, same, heavy = found.frame.query("label == 3")["accuracy_percent"]
     assert without == 0.0  # a class with weight 0 is not learned
     assert heavy > without
     assert same == own  # a weight of 1 is the run itself
@@ -54,8 +55,9 @@ def test_weight_sweep_changes_one_class(swept: Path) -> None:
 
 def test_beta_sweep(swept: Path) -> None:
     found = trade_off(swept, turn="beta", label=8, values=(6.0,))
-    assert found.settings[0].value == 6.0
-    assert found.settings[1].by_class == found.settings[0].by_class  # TRADES' own beta
+    assert found.frames["models"]["value"].tolist() == [6.0, 6.0]
+    own, same = (part["accuracy_percent"].tolist() for _, part in found.frame.groupby("model", sort=False))
+    assert same == own  # TRADES' own beta
 
 
 def test_bad_input(swept: Path, make_run, tmp_path: Path) -> None:
