@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,6 @@ MOST_ROWS = 40
 FIRST_ROWS = 20
 
 
-class Record(dict[str, Any]):
-    """A JSON object whose keys can also be read as attributes."""
-
-    def __getattr__(self, key: str) -> Any:
-        if key not in self:
-            raise AttributeError(f"no key {key!r}; keys: {', '.join(self)}")
-        return self[key]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnalysisResult:
     """Finding, data frames and figures of one analysis. All files and pages derive from these."""
@@ -41,18 +32,12 @@ class AnalysisResult:
     name: str
     finding: str
     """One sentence with its number and, where there is a test, its p-value."""
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any]
     """What was analyzed: models, data set, attack, settings."""
     frames: Mapping[str, pd.DataFrame]
     """Data frames by title. The first one is written to ``NAME.parquet``, others to ``NAME-TITLE.parquet``. Columns
     ``x_low`` and ``x_high`` are the 95% interval of ``x``."""
     draw: Callable[[], list[Figure]]
-    values: Record | None = None
-
-    def __getattr__(self, key: str) -> Any:
-        if key.startswith("__"):
-            raise AttributeError(key)
-        return getattr(self.values, key)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AnalysisResult) and self.to_dict() == other.to_dict()
@@ -76,9 +61,6 @@ class AnalysisResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``NAME.json``: each frame as a list of rows. Missing numbers are null."""
-        if self.values is not None:
-            schema = {"schema": f"classwise/analysis-{self.name}/1", "finding": self.finding}
-            return schema | {key: _plain(value) for key, value in self.values.items()}
         return {
             "schema": f"classwise/analysis-{self.name}/2",
             "finding": self.finding,
