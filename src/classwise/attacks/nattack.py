@@ -34,7 +34,7 @@ from classwise.core.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class NAttack(EstimationAttack):
-    """NAttack (Li et al. 2019): search for a Gaussian distribution of adversarial images, from scores."""
+    """NAttack (Li et al. 2019): score-based search for a Gaussian distribution of adversarial images."""
 
     iterations: int = 500
     population: int = 300
