@@ -39,7 +39,6 @@ NOT_RUN = {
     r"KIND|\.\.\.|…|HOST|PATH|\$": "has a placeholder",
     r"runs/(imagenet|a|b|c)\b|bias-share": "uses a run of a command above that is not run",
     r"trades\.safetensors": "needs a checkpoint of the reader",
-    r"runs/trades/repaired": "tests/unit/cli/test_repair_command.py trains with a repair",
     r"digits/(mart|cfa|csl)": "the tests of recipes run every recipe",
 }
 """Documented commands that are parsed, but not run, and why."""
