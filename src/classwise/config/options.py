@@ -279,8 +279,8 @@ class RepairOptions(Options):
     floor: Annotated[
         float | None,
         About(
-            "Minimum robust accuracy of the worst class in percent, cross-validated on the fit set; not guaranteed on "
-            "test images (method bias).",
+            "Minimum robust accuracy of the worst class in percent, cross-validated on the images that biases are "
+            "fitted to; not guaranteed on test images (method bias).",
             REPAIR,
         ),
     ] = None
