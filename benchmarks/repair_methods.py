@@ -2,7 +2,7 @@
 
 For every method and seed: train the recipe, evaluate it with margins, repair it, evaluate the repairs. Reports,
 verdicts, margins and repairs, but no weights, are copied to OUT/kept as soon as they exist, so a run can be stopped at
-any time. With --minutes, no training starts that would exceed the time limit. With --weights, a finished model is
+any time. With --minutes, no training run starts that would exceed the time limit. With --weights, a trained model is
 repaired instead, on the training split: for methods that use training images.
 
     python benchmarks/repair_methods.py --data digits --seeds 0,1,2 --out runs/repair-digits
@@ -103,9 +103,11 @@ def table(kept: Path) -> str:
     for file in sorted(kept.glob("*/seed-*/*/repair.json")):
         report = load_repair(file.parent)
         if report.test is not None:
-            rows.setdefault((file.parent.parent.parent.name, file.parent.name), []).append(report)
+            repair = ", ".join(filter(None, [f"`{report.method}`", report.choice]))
+            rows.setdefault((file.parent.parent.parent.name, repair), []).append(report)
     lines = [
-        "| training | repair | average / worst before | after | change | expected | natural after | rho | seeds |",
+        "| training | repair | average / worst before | after | change | cross-validated (validation) | natural after "
+        "| rho | seeds |",
         "|:--|:--|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for (method, repair), reports in rows.items():
@@ -144,14 +146,14 @@ def pairs(values: list[tuple[float, float]], sign: str = "") -> str:
 def main() -> None:
     """Train missing models, print the table and write it to OUT/kept/table.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="data set and folder of the recipes: digits, cifar10, ...")
+    parser.add_argument("--data", help="data set and prefix of the recipes: digits, cifar10, ...")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--repairs", default=",".join(REPAIRS), help="repair methods of the first training method")
     parser.add_argument("--model", default="resnet18", help="architecture of --weights")
-    parser.add_argument("--weights", type=Path, help="repair this finished model instead of training")
+    parser.add_argument("--weights", type=Path, help="repair this trained model instead of training")
     parser.add_argument("--eps", default="8/255", help="radius for --weights")
     parser.add_argument("--seeds", default="0")
-    parser.add_argument("--floors", default="", help="also repair to these floors, as 25,30")
+    parser.add_argument("--floors", default="", help="also repair to these floors, e.g. 25,30")
     parser.add_argument("--attack", default="fast")
     parser.add_argument("--also", nargs="*", default=["corruptions:severity=3"], help="further attacks")
     parser.add_argument("-o", "--override", action="append", default=[], help="recipe setting as key=value")

@@ -3,7 +3,7 @@
 The margin matrix of all images of a split is computed once, and models repaired on random images are attacked again on
 the others, which validates the matrix. With ``--sweep``, one repaired model is also attacked at other radii and under
 L2. Without ``--model``, the gain of the worst class at given losses of the average is computed from the matrix alone,
-for several numbers of fitting images and estimators.
+for several sizes of the fit set and estimators.
 
     python benchmarks/repair_study.py --model resnet18 --weights trades.safetensors --data cifar10 --sweep --out OUT
     python benchmarks/repair_study.py --out OUT
@@ -157,10 +157,12 @@ def main() -> None:
     parser.add_argument("--images-per-class", type=int, help="use only this many images of each class")
     parser.add_argument("--attack", default="fast")
     parser.add_argument("--attack-seeds", type=int, default=5, help="splits whose repaired models are attacked")
-    parser.add_argument("--attack-per-class", default="300", help="fitting images per class of the attacked models")
+    parser.add_argument(
+        "--attack-per-class", default="300", help="images per class of the fit set of the attacked models"
+    )
     parser.add_argument("--loss", type=float, default=0.8, help="loss of the average at which models are attacked")
     parser.add_argument("--sweep", action="store_true", help="also attack at other radii and under L2")
-    parser.add_argument("--per-class", default="50,100,300", help="fitting images per class of the gains")
+    parser.add_argument("--per-class", default="50,100,300", help="images per class of the fit set of the gains")
     parser.add_argument("--seeds", type=int, default=20, help="splits of the gains")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tables", type=Path, help="only print the tables of the studies in this directory")
@@ -189,7 +191,7 @@ def main() -> None:
 def tables(place: Path) -> str:
     """Format the studies in the subdirectories: repairs of random splits, gains by number of images, other threats."""
     studies = {file.parent.name: json.loads(file.read_text()) for file in sorted(place.glob("*/repair-study.json"))}
-    lines = ["| model | images of each class | before | after | change | on the fitting images |"]
+    lines = ["| model | images of each class | before | after | change | on the fit set |"]
     for name, study in studies.items():
         for per_class in (key for key in study["attack"] if key.isdecimal()):
             splits = study["attack"][per_class]
@@ -221,7 +223,7 @@ def pair(found: list[dict[str, float]], *, sign: str = "", spread: bool = False)
 
 
 def all_gains(margins: Margins, given: argparse.Namespace) -> dict[str, Any]:
-    """Return the gains of every estimator and number of fitting images, from the matrix alone."""
+    """Return the gains of every estimator and size of the fit set, from the matrix alone."""
     found: dict[str, Any] = {}
     for per_class in map(int, given.per_class.split(",")):
         for name, variant in {"proportional": None, **VARIANTS}.items():

@@ -68,7 +68,7 @@ def test_documented_figures_match_the_verdicts(method: str) -> None:
 def test_readme_figures_match_the_verdicts(method: str) -> None:
     run, trades = RESULTS / method.lower(), by_class(RESULTS / "trades", "pgd")
     natural, pgd = by_class(run), by_class(run, "pgd")
-    change = f"{pgd.min() - trades.min():+.1f}, {pgd.mean() - trades.mean():+.1f}".replace("-", "−")
+    change = f"{pgd.mean() - trades.mean():+.1f} / {pgd.min() - trades.min():+.1f}".replace("-", "−")
     assert rows("README.md", "## Training methods", method) == [
         [written(natural), written(pgd), "" if method == "TRADES" else change]
     ]
@@ -96,24 +96,28 @@ def test_wat_reproduces_the_direction_and_the_size_of_the_paper() -> None:
 
 
 def test_documented_repairs_match_the_kept_files() -> None:
-    """Every row of the table in docs/repair.md, from ``repair.json`` files alone."""
+    """Every row of the table in docs/measured.md, from ``repair.json`` files alone."""
     printed = repair_methods.table(ROOT / "results" / "repair-digits").splitlines()
-    documented = (ROOT / "docs" / "repair.md").read_text(encoding="utf-8").splitlines()
+    documented = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8").splitlines()
     assert len(printed) > 10
     assert set(printed) <= set(documented)
 
 
 def test_documented_repairs_of_cifar10_models_match_the_kept_files() -> None:
     printed = repair_study.tables(ROOT / "results" / "repair-checkpoints").splitlines()
-    documented = (ROOT / "docs" / "repair.md").read_text(encoding="utf-8").splitlines()
+    documented = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8").splitlines()
     assert len(printed) > 20
     assert {line for line in printed if line} <= set(documented)
+    summary = " ".join((ROOT / "docs" / "repair.md").read_text(encoding="utf-8").split())
+    for model in ("trades", "wat"):
+        before, after = rows("docs/measured.md", "## Repair", model)[0][1:3]
+        assert f"{model.upper()} from {before} to {after}" in summary
 
 
 @pytest.mark.parametrize("method", ["norms", "head-sam", "retrain", "finetune:how=spectral", "finetune:how=faal"])
 def test_documented_baselines_of_repair_match_the_verdicts(method: str) -> None:
     run = ROOT / "results" / "repair-checkpoints" / "trades" / "methods" / method.replace(":", "-").replace("=", "-")
-    cells = rows("docs/repair.md", "## Measured on CIFAR-10", f"`{method}`")[0]
+    cells = rows("docs/measured.md", "## Repair", f"`{method}`")[0]
     test = json.loads((run / "repair.json").read_text())["test"]
     assert cells[0] == written(by_class(run, "fast"))
     assert cells[1] == f"{by_class(run).mean():.1f}"

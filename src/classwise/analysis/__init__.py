@@ -55,27 +55,29 @@ class Analysis:
 
 
 ANALYSES: dict[str, Analysis] = {
-    "confusion": Analysis(confusion, "which classes are predicted as which, without and under attack"),
-    "features": Analysis(features, "which classes rely on robust features: a robust run, then a standard one", 2, 2),
-    "homing": Analysis(homing, "which errors are corrected when the confused class is removed from training"),
-    "background": Analysis(background, "how the background of images affects a class", 1, None),
-    "bound": Analysis(bound, "whether the bounds on the worst class hold, and how tightly"),
-    "trade-off": Analysis(trade_off, "what a better worst class costs the average", 1, None),
-    "groups": Analysis(groups, "which classes form groups by mutual confusion"),
-    "epochs": Analysis(epochs, "class accuracies over training"),
-    "intervals": Analysis(intervals, "number of classes in each interval of accuracy", 1, MOST_RUNS),
-    "gap": Analysis(gap, "how training changes the gap between classes", 2, None),
-    "radar": Analysis(radar, "radar chart of the class accuracies of several models", 2, MOST_RUNS),
-    "universality": Analysis(universality, "whether the same classes are weak in differently trained models", 2, None),
-    "corruptions": Analysis(corruptions, "whether corruptions and attacks affect the same classes"),
-    "weight-norms": Analysis(weight_norms, "whether weight norms of the last layer correlate with robustness", 1, 2),
-    "similarity": Analysis(similarity, "how similar classes are to the model, and whether similar ones are confused"),
-    "confidence": Analysis(confidence, "confidence and calibration of each class"),
-    "embedding": Analysis(embedding, "classes in feature space, as t-SNE or principal components"),
-    "examples": Analysis(examples, "images of the weakest class before and after an attack"),
-    "margins": Analysis(margins, "smallest radius that breaks each image, by class"),
+    "confusion": Analysis(confusion, "Which classes are predicted as which, without and under attack"),
+    "features": Analysis(features, "Which classes rely on robust features: a robust run, then a standard one", 2, 2),
+    "homing": Analysis(homing, "Which errors are corrected when the confused class is removed from training"),
+    "background": Analysis(background, "How the background of images affects a class", 1, None),
+    "bound": Analysis(bound, "Whether the bounds on the worst class hold, and how tightly"),
+    "trade-off": Analysis(trade_off, "How much average accuracy a higher worst class costs", 1, None),
+    "groups": Analysis(groups, "Which classes form groups by mutual confusion"),
+    "epochs": Analysis(epochs, "Class accuracies over training"),
+    "intervals": Analysis(intervals, "Number of classes in each interval of accuracy", 1, MOST_RUNS),
+    "gap": Analysis(
+        gap, "How training changes the class variance (CV) and the maximum class difference (MCD)", 2, None
+    ),
+    "radar": Analysis(radar, "Radar chart of the class accuracies of several models", 2, MOST_RUNS),
+    "universality": Analysis(universality, "Whether the same classes are weak in differently trained models", 2, None),
+    "corruptions": Analysis(corruptions, "Whether corruptions and attacks affect the same classes"),
+    "weight-norms": Analysis(weight_norms, "Whether weight norms of the last layer correlate with robustness", 1, 2),
+    "similarity": Analysis(similarity, "How similar classes are to the model, and whether similar ones are confused"),
+    "confidence": Analysis(confidence, "Confidence and calibration of each class"),
+    "embedding": Analysis(embedding, "Classes in feature space, as t-SNE or principal components"),
+    "examples": Analysis(examples, "Images of the weakest class before and after an attack"),
+    "margins": Analysis(margins, "Smallest radius that breaks each image, by class"),
     "bias-share": Analysis(
-        bias_share, "share of class differences, and of a method's gain, that class biases explain", 1, MOST_RUNS
+        bias_share, "Share of class differences, and of a method's gain, that class biases explain", 1, MOST_RUNS
     ),
 }
 

@@ -1,4 +1,4 @@
-"""``classwise.repair``: a higher worst class for a finished model."""
+"""``classwise.repair``: a higher worst class for a trained model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def repair(
     resume: bool = False,
     progress: Progress = SILENT,
 ) -> Repair:
-    """Raise the robust accuracy of a finished model's worst class, and evaluate the result on test images.
+    """Raise the worst-class robust accuracy of a trained model and evaluate the result on test images.
 
     The default method adds a constant to the logit of each class and trains nothing. It is fitted to the validation
     images of a run directory, or to the named ``split`` of other data; the split ``test`` is refused.

@@ -33,7 +33,7 @@ from classwise.core.numbers import Count, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class NAttack(EstimationAttack):
-    """NAttack (Li et al. 2019): search for a Gaussian distribution of adversarial images, from scores."""
+    """NAttack (Li et al. 2019): score-based search for a Gaussian distribution of adversarial images."""
 
     iterations: Count = 500
     population: Population = 300

@@ -61,7 +61,7 @@ TINY = 1e-24
 
 @dataclass(frozen=True, kw_only=True)
 class Square(BallAttack):
-    """Square Attack (Andriushchenko et al. 2020): random search over square windows, from scores."""
+    """Square Attack (Andriushchenko et al. 2020): score-based random search over square windows."""
 
     black_box: ClassVar[bool] = True
 

@@ -16,14 +16,23 @@ def analyze(
     kind: Annotated[
         str, typer.Argument(help="Name of the analysis (see classwise list analyses).", metavar="ANALYSIS")
     ],
-    runs: Annotated[list[Path], typer.Argument(help="Run directories with reports.", metavar="RUN")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories of evaluations or training runs.", metavar="RUN")],
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory for ANALYSIS.json, .parquet and .html.", metavar="DIR", rich_help_panel="Output"),
+        typer.Option(
+            help="Directory for ANALYSIS.json, .parquet, .tex and .html. [default: print the result]",
+            metavar="DIR",
+            rich_help_panel="Output",
+        ),
     ] = None,
     override: Annotated[
         list[str] | None,
-        typer.Option("-o", "--override", help="Setting of the analysis. Repeatable.", metavar="KEY=VALUE"),
+        typer.Option(
+            "-o",
+            "--override",
+            help="Set a setting of the analysis; classwise list analyses shows names and defaults. Repeatable.",
+            metavar="KEY=VALUE",
+        ),
     ] = None,
     weights: Annotated[
         Path | None,

@@ -35,14 +35,18 @@ def check(
     max_mcd: Annotated[
         float | None,
         typer.Option(
-            help="Maximum gap between the best and the worst class, percentage points.",
+            help="Maximum class difference (MCD: highest minus lowest class accuracy), percentage points.",
             metavar="N",
             rich_help_panel=LIMITS,
         ),
     ] = None,
     max_cv: Annotated[
         float | None,
-        typer.Option(help="Maximum variance of the class accuracies, percent².", metavar="N", rich_help_panel=LIMITS),
+        typer.Option(
+            help="Maximum class variance (CV: variance of the class accuracies), percent².",
+            metavar="N",
+            rich_help_panel=LIMITS,
+        ),
     ] = None,
     no_worse: Annotated[
         Path | None,
@@ -76,7 +80,12 @@ def check(
         ),
     ] = 0.05,
     attack: Annotated[
-        str | None, typer.Option(help="Result to check. [default: worst-case]", metavar="NAME", rich_help_panel=LIMITS)
+        str | None,
+        typer.Option(
+            help="Attack whose result is checked. [default: worst-case, the minimum over all attacks]",
+            metavar="NAME",
+            rich_help_panel=LIMITS,
+        ),
     ] = None,
     junit_file: Annotated[
         Path | None,

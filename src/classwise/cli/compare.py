@@ -25,7 +25,7 @@ def compare(
     figures: Figures = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs with a baseline: average, worst class, class variance, largest gap, rho, paired tests.
+    """Compare runs with a baseline: average, worst class, class variance (CV), MCD, rho, paired tests.
 
     Examples:
       classwise compare runs/trades runs/wat --out comparison.html
@@ -72,8 +72,8 @@ def show(comparison: Comparison) -> None:
         )
         say("")
     say(
-        "CV: variance of the class accuracies; MCD: largest gap between two classes; rho: relative gain of the worst "
-        "class minus relative loss of the average; change: average against the baseline, points; p: paired test\n"
+        "CV: variance of the class accuracies; MCD: highest minus lowest class accuracy; rho: relative gain of the "
+        "worst class minus relative loss of the average; change: average against the baseline, points; p: paired test\n"
     )
     say(comparison_verdict(comparison))
     for name, fact in comparison_facts(comparison):

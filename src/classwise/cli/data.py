@@ -29,16 +29,16 @@ data = typer.Typer(
 def prepare(
     name: Annotated[
         str,
-        typer.Argument(help="Data set name, perhaps with settings, as cifar10 or cifar10:without=cat.", metavar="DATA"),
+        typer.Argument(help="Data set name, optionally with settings, e.g. cifar10:without=cat.", metavar="DATA"),
     ],
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="Folder with the published files. [default: CLASSWISE_DATA, else the hub]", metavar="DIR"
+            "--from", help="Directory with the published files. [default: CLASSWISE_DATA, else the hub]", metavar="DIR"
         ),
     ] = None,
 ) -> None:
-    """Read, check and cache a data set, and record its folder.
+    """Read, check and cache a data set, and record its directory.
 
     Examples:
       classwise data prepare cifar10 --from /data/cifar-10-batches-py

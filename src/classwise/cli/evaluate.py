@@ -84,7 +84,7 @@ def _show_results(report: ClassReport) -> None:
             for key, result in report.results.items()
         ],
     )
-    say("CV: variance of the class accuracies; MCD: largest gap between two classes")
+    say("CV: variance of the class accuracies; MCD: highest minus lowest class accuracy")
 
 
 def _show_classes(report: ClassReport) -> None:

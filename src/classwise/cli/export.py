@@ -28,7 +28,7 @@ def export(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the model of a run for publication: weights, model card, plain PyTorch code. Loads back as hf:DIR.
+    """Write the model of a run for publication: weights, model card, plain PyTorch code. Load it with --model hf:DIR.
 
     Examples:
       classwise export runs/wat --to wat-model

@@ -88,7 +88,11 @@ def _methods() -> list[Listing]:
         for name, kind in POLICIES.items()
     ]
     return [
-        Listing("objectives", objectives, ["name", "paper", "passes per image", "settings", "description"]),
+        Listing(
+            "objectives (cost per image and epoch in forward passes; a backward pass counts as two)",
+            objectives,
+            ["name", "paper", "cost", "settings", "description"],
+        ),
         Listing("policies", policies, ["name", "paper", "controls", "statistics", "settings", "description"]),
         Listing("policies (rows) that work with objectives (columns)", matrix, ["", *built], named=False),
     ]

@@ -1,4 +1,4 @@
-"""``classwise repair``: a higher worst class for a finished model."""
+"""``classwise repair``: a higher worst class for a trained model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 @guarded
 @accepts(RepairOptions)
 def repair(options: dict[str, Any], as_json: Json = False) -> None:
-    """Raise the robust accuracy of a finished model's worst class, and evaluate the result on test images.
+    """Raise the worst-class robust accuracy of a trained model and evaluate the result on test images.
 
-    The default method adds one constant per class to the logits. It trains nothing and is fitted to validation images.
+    The default method adds one constant per class to the logits, fitted to validation images; nothing is trained.
 
     Examples:
       classwise repair runs/trades --data digits --out runs/repaired

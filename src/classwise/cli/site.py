@@ -13,11 +13,13 @@ from classwise.cli.parameters import Json
 
 @guarded
 def site(
-    places: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.", metavar="DIR")],
+    places: Annotated[
+        list[Path], typer.Argument(help="Run directories, or directories that contain them.", metavar="DIR")
+    ],
     out: Annotated[
         Path,
         typer.Option(
-            help="Folder for index.html, the reports and the JSON files.", metavar="DIR", rich_help_panel="Output"
+            help="Directory for index.html, the reports and the JSON files.", metavar="DIR", rich_help_panel="Output"
         ),
     ],
     title: Annotated[

@@ -21,7 +21,7 @@ def study(
             help="Directory for the runs, the analyses and the page.", metavar="DIR", rich_help_panel="Output"
         ),
     ],
-    engine: Annotated[str, typer.Option(help="Where to run: local.", metavar="NAME", show_default=True)] = "local",
+    engine: Annotated[str, typer.Option(hidden=True)] = "local",
     workers: Annotated[
         int, typer.Option(help="Runs at a time, each in its own process.", metavar="N", show_default=True)
     ] = 1,

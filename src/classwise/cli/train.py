@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @guarded
 @accepts(TrainOptions)
 def train(options: dict[str, Any], as_json: Json = False) -> None:
-    """Train a model by a recipe. Class statistics and the best epoch come from validation images, never from test data.
+    """Train a model from a recipe. Test data is never used: the best epoch is selected on validation images.
 
     Examples:
       classwise train digits/wat --out runs/wat
@@ -60,7 +60,7 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"seeds must be whole numbers joined by commas, as 0,1,2; got {text!r}") from None
+        raise InputError(f"seeds must be whole numbers joined by commas, e.g. 0,1,2; got {text!r}") from None
 
 
 def _outcome(run: Run) -> dict[str, Any]:

@@ -137,8 +137,8 @@ _OBJECTS = (
     "One or several; also attack objects of classwise, torchattacks, foolbox, ART and AutoAttack, and functions "
     "attack(model, x, y)."
 )
-_EPS = About("Radius of the ball, as 0.03 or 8/255.", ATTACK, unset="that of the attack, else 8/255")
-_NORM = About("Norm of the ball: Linf or L2.", ATTACK, unset="that of the attack, else Linf")
+_EPS = About("Radius of the ball, e.g. 0.03 or 8/255.", ATTACK, unset="eps in the attack spec, else 8/255")
+_NORM = About("Norm of the ball: Linf or L2.", ATTACK, unset="norm in the attack spec, else Linf")
 _WEIGHTS = About("Weights file: .safetensors, or .pt loaded without running code.", DATA)
 _SEED = About("Random seed.", RUN)
 _ENGINE = About(
@@ -179,7 +179,8 @@ class EvaluateOptions(Options):
     until_worst_ci: Annotated[
         float | None,
         About(
-            "Stop once the worst class's 95% interval is within ±N percentage points.",
+            "Attack only as many images as needed for a 95% interval of the worst class within ±N percentage points. "
+            "Other class accuracies are then biased.",
             ATTACK,
             unset="attack all images",
         ),
@@ -187,14 +188,15 @@ class EvaluateOptions(Options):
     margins: Annotated[
         bool,
         About(
-            "Also save margins.parquet for repair and analyze bias-share; attacks up to 19 wrong classes per image.",
+            "Also save margins.parquet (for analyze bias-share) and, for a run directory, validation-margins.parquet "
+            "(for repair). Adds a targeted attack on up to 19 wrong classes per image.",
             OUTPUT,
         ),
     ] = False
     out: Annotated[
         str | Path | None, About("Directory for the verdicts, report.json and report.html.", OUTPUT, required=True)
     ] = None
-    trust: Annotated[bool, About("Allow executing TorchScript (torchscript:FILE).", DATA)] = False
+    trust: Annotated[bool, About("Allow executing the program in torchscript:FILE.", DATA)] = False
     batch_size: Annotated[int | None, _BATCH_SIZE] = None
     device: Annotated[Any, _DEVICE] = None
     resume: Annotated[bool, About("Continue an interrupted evaluation.", RUN, recorded=False)] = False
@@ -215,7 +217,7 @@ class TrainOptions(Options):
     overrides: Annotated[
         Any,
         About(
-            "Change a key of the recipe, as seed=1 or objective.beta=3.",
+            "Change a key of the recipe, e.g. seed=1 or objective.beta=3.",
             RECIPE,
             flags=("-o", "--override"),
             metavar="KEY=VALUE",
@@ -224,7 +226,7 @@ class TrainOptions(Options):
     seeds: Annotated[
         str | None,
         About(
-            "Train once per random seed, as 0,1,2, into OUT/seed-0, OUT/seed-1, ...",
+            "Train once per random seed, e.g. 0,1,2, into OUT/seed-0, OUT/seed-1, ...",
             RECIPE,
             only="command",
             unset="one run with the recipe's seed",
@@ -239,7 +241,15 @@ class TrainOptions(Options):
             "Split every batch among N processes, each on its own GPU if there are GPUs.", RUN, only="command", least=1
         ),
     ] = 1
-    workers: Annotated[int, About("Number of runs to train at a time, each in its own process.", RUN, least=1)] = 1
+    workers: Annotated[
+        int,
+        About(
+            "Number of worker processes for --seeds, each training one run at a time.",
+            RUN,
+            unset="1: all runs interleaved in one process",
+            least=1,
+        ),
+    ] = 1
     loggers: Annotated[
         Any,
         About(
@@ -269,8 +279,8 @@ class RepairOptions(Options):
     floor: Annotated[
         float | None,
         About(
-            "Minimum robust accuracy of the worst class in percent, cross-validated on the fitting images; not "
-            "guaranteed on test images (method bias).",
+            "Minimum robust accuracy of the worst class in percent, cross-validated on the images that biases are "
+            "fitted to; not guaranteed on test images (method bias).",
             REPAIR,
         ),
     ] = None
@@ -286,12 +296,14 @@ class RepairOptions(Options):
     method: Annotated[str, About("Repair method as NAME or NAME:key=value; see classwise list repairs.", REPAIR)] = (
         "bias"
     )
-    eps: Annotated[float | str | None, replace(_EPS, unset="that of the training, else 8/255")] = None
-    norm: Annotated[Norm | None, replace(_NORM, unset="that of the training, else Linf")] = None
+    eps: Annotated[float | str | None, replace(_EPS, unset="eps of the training run, else 8/255")] = None
+    norm: Annotated[Norm | None, replace(_NORM, unset="norm of the training run, else Linf")] = None
     split: Annotated[
         str | None,
         About(
-            "Data split to fit to, as train; test is refused.", DATA, unset="the validation images of a run directory"
+            "Data split used for fitting, e.g. train; test is refused.",
+            DATA,
+            unset="the validation images of a run directory",
         ),
     ] = None
     per_class: Annotated[int | None, About("Fit to N random images of each class.", REPAIR, unset="all", least=1)] = (
@@ -307,7 +319,13 @@ class RepairOptions(Options):
     ] = None
     test: Annotated[Any, About("Test images.", TEST, only="python", unset="the test split of data")] = None
     attacks: Annotated[
-        Any, About("Attack or corruptions of the test evaluation.", TEST, python=_OBJECTS, flags=("--attack",))
+        Any,
+        About(
+            "Attack or corruptions for the test evaluation; replaces the defaults.",
+            TEST,
+            python=_OBJECTS,
+            flags=("--attack",),
+        ),
     ] = ("fast", "corruptions:severity=3")
     test_per_class: Annotated[
         int | None, About("Use the first N test images of each class.", TEST, unset="all", least=1)

@@ -40,7 +40,7 @@ from classwise.core.types import AttackCall, ClassControls, LossTerms, Objective
 
 @dataclass(frozen=True, kw_only=True)
 class BAT(Objective):
-    """Balance adversarial training: two points of the attack, just before and just after the decision boundary.
+    """Balance adversarial training on the last attack point before and the first after the decision boundary.
 
     Batch-norm statistics are updated by three passes: natural images, points before, points after.
     """

@@ -36,7 +36,7 @@ FLOOR = 0.1
 
 @dataclass(kw_only=True)
 class DAFA(Policy):
-    """After a warm-up, move weight and radius once from easy classes to hard classes near them."""
+    """After a warm-up, shift loss weight and radius once from easy classes to similar hard classes."""
 
     paper: ClassVar[str] = "Lee et al. 2024"
     turns: ClassVar[tuple[str, ...]] = ("weight_nat", "weight_adv", "eps_scale")

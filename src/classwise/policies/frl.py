@@ -44,7 +44,7 @@ MIN_SCALE = 0.98
 
 @dataclass(kw_only=True)
 class FRLReweight(Policy):
-    """FRL, reweighting: Lagrange multipliers on natural and boundary errors above the mean are class weights."""
+    """FRL, reweighting: raise the loss weight of classes whose natural or boundary error exceeds the mean."""
 
     paper: ClassVar[str] = "Xu et al. 2021"
     turns: ClassVar[tuple[str, ...]] = ("weight_nat", "weight_adv")

@@ -1,1 +1,1 @@
-"""Repair of a finished model's worst class. Imports ``evaluation`` and everything below it; never ``analysis``."""
+"""Repair of a trained model's worst class. Imports ``evaluation`` and everything below it; never ``analysis``."""

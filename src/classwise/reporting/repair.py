@@ -300,8 +300,8 @@ class RepairReport(Part):
         rows = [
             [name, images, _overall(one.robust), _worst(one.robust), _overall(one.natural)]
             for name, images, one in (
-                ("original", "fitting images", before),
-                ("repaired", "fitting images, cross-validated", after),
+                ("original", "fit set", before),
+                ("repaired", "fit set, cross-validated", after),
             )
         ]
         if (test := self.test) is not None:
@@ -314,8 +314,8 @@ class RepairReport(Part):
             ]
         return Table(
             title="Expected and measured accuracy",
-            about="With 95% intervals. Fitting images: by the margin matrix; cross-validated: each image is scored "
-            "with biases fitted without its fold.",
+            about="With 95% intervals. Fit set: the images that the biases are fitted to, by the margin matrix; "
+            "cross-validated: each image is scored with biases fitted without its fold.",
             columns=["model", "images", "robust average", "worst class", "natural average"],
             rows=rows,
         )

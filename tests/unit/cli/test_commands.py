@@ -326,7 +326,7 @@ def test_several_seeds(tmp_path: Path) -> None:
     assert err.startswith("error: workers and processes exclude each other: ")
     code, _, err = invoke("train", "digits/standard", "--seeds", "1,two", *quick)
     assert code == 2
-    assert err == "error: seeds must be whole numbers joined by commas, as 0,1,2; got '1,two'\n"
+    assert err == "error: seeds must be whole numbers joined by commas, e.g. 0,1,2; got '1,two'\n"
 
 
 def test_fast_evaluation_prints_its_audit(runs: Path, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class PhaseChoice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     epochs: int = Field(ge=1)
-    data: str | None = Field(None, description="the same data set at another size, as imagenet:resize=160,crop=128")
+    data: str | None = Field(None, description="the same data set at another size, e.g. imagenet:resize=160,crop=128")
     batch_size: int | None = Field(None, ge=1)
     crop: int | None = Field(None, ge=0, description="as in augment")
     size: int | None = Field(None, ge=1, description="as in augment")
@@ -88,7 +88,7 @@ class Recipe(BaseModel):
     policy: Table = Field({"name": "uniform"}, description="class-wise method")
     norm: Norm = "Linf"
     eps: str = Field("8/255", description="radius of the training attack")
-    attack: Table = Field({}, description="settings of the training attack, as steps or step_size")
+    attack: Table = Field({}, description="settings of the training attack, e.g. steps or step_size")
     validation_attack: Table = Field(
         {"name": "pgd", "steps": 10}, description="attack that measures validation accuracy"
     )
@@ -193,7 +193,7 @@ def parse_overrides(items: list[str]) -> dict[str, Any]:
     for item in items:
         key, equals, text = item.partition("=")
         if not equals or not key.strip():
-            raise InputError(f"override {item!r}: expected key=value, as seed=1")
+            raise InputError(f"override {item!r}: expected key=value, e.g. seed=1")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:

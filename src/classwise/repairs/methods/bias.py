@@ -29,7 +29,7 @@ from classwise.repairs.methods.base import Case, Images, Repaired
 class Bias:
     """Class biases from the margin matrix of held-out images."""
 
-    about: ClassVar[str] = "class biases on the last layer, selected on the frontier of average against worst class"
+    about: ClassVar[str] = "Class biases on the last layer, selected on the frontier of average against worst class"
     uses: ClassVar[Images] = "validation"
 
     def __call__(self, case: Case) -> Repaired:

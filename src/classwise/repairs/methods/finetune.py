@@ -80,7 +80,7 @@ LEAST, MOST = 0.01, 2.01
 class Finetune:
     """Adversarial training of the whole network for a few epochs, from its current weights."""
 
-    about: ClassVar[str] = "all layers fine-tuned by FAAL (how=faal) or spectral regularization (how=spectral)"
+    about: ClassVar[str] = "All layers fine-tuned by FAAL (how=faal) or spectral regularization (how=spectral)"
     uses: ClassVar[Images] = "training"
 
     how: How = "faal"

@@ -48,7 +48,7 @@ from classwise.training.optimizers import SGD
 class HeadSAM:
     """Sharpness-aware training of the last linear layer on adversarial images."""
 
-    about: ClassVar[str] = "last layer trained by class-wise sharpness-aware minimization (DecoSAM)"
+    about: ClassVar[str] = "Last layer trained by class-wise sharpness-aware minimization (DecoSAM)"
     uses: ClassVar[Images] = "training"
 
     epochs: int = 1

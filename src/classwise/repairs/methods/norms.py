@@ -30,7 +30,7 @@ from classwise.repairs.methods.base import Case, Images, Repaired
 class Norms:
     """Equal lengths for the weight rows of the last linear layer."""
 
-    about: ClassVar[str] = "rows of the last layer's weight rescaled to their mean norm (HWNwB)"
+    about: ClassVar[str] = "Rows of the last layer's weight rescaled to their mean norm (HWNwB)"
     uses: ClassVar[Images] = "none"
 
     def __call__(self, case: Case) -> Repaired:

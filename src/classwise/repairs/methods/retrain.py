@@ -49,7 +49,7 @@ from classwise.training.schedules import Cosine
 class Retrain:
     """A new last linear layer, trained on class-balanced features of adversarial images."""
 
-    about: ClassVar[str] = "last layer retrained on class-balanced features of adversarial images (cRT)"
+    about: ClassVar[str] = "Last layer retrained on class-balanced features of adversarial images (cRT)"
     uses: ClassVar[Images] = "training"
 
     epochs: int = 10
