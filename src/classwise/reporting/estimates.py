@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pydantic import Field
@@ -45,6 +46,15 @@ def estimate(correct: float, n: int) -> dict[str, Any]:
         return {"value": None, "low": None, "high": None, "n": 0}
     low, high = wilson(correct, n)
     return {"value": percent(correct / n), "low": percent(float(low)), "high": percent(float(high)), "n": n}
+
+
+def class_estimates(correct: Sequence[float], n: Sequence[int], classes: Sequence[str]) -> dict[str, Any]:
+    """Return the estimates over all examples and of every class, as fields of a result."""
+    by_class = [
+        ClassEstimate(label=label, name=name, **estimate(correct[label], n[label]))
+        for label, name in enumerate(classes)
+    ]
+    return {"overall": Estimate(**estimate(sum(correct), sum(n))), "by_class": by_class}
 
 
 def share(part: Interval, unit: str = "") -> str:
