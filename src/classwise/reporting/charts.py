@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from classwise.reporting.estimates import Interval
-from classwise.reporting.figures import NARROW, Bars, Figure, Heatmap, Lines, Points, Radar, Series
+from classwise.reporting.figures import NARROW, Bars, Figure, Points, Series, heatmap, lines, radar
 from classwise.reporting.formatting import interval, listing, number, percent, signed
 from classwise.reporting.plotting import COLORS, KINDS, MODEL_COLORS
 from classwise.reporting.results import ComparisonData, ReportData, Result, Row
@@ -173,19 +173,14 @@ def class_radar(rows: Sequence[Row], classes: Sequence[str]) -> Figure | None:
     missing = any(value is None for row in rows for value in row.shares)
     if missing or not FEWEST_DIRECTIONS <= len(classes) <= MANY_CLASSES:
         return None
-    return Figure(
+    return radar(
+        classes,
+        [Series(name=row.model, y=row.shares, color=color) for row, color in zip(rows, MODEL_COLORS, strict=False)],
         title="Radar chart",
         alt=f"Accuracy of each class around a center for {listing([row.model for row in rows])}; the table of changes "
         "holds the numbers.",
-        plot=Radar(
-            names=classes,
-            data=[
-                Series(name=row.model, y=row.shares, color=color)
-                for row, color in zip(rows, MODEL_COLORS, strict=False)
-            ],
-            unit="%",
-            span=(0, 100),
-        ),
+        unit="%",
+        span=(0, 100),
     )
 
 
@@ -212,23 +207,20 @@ def confusion_matrix(report: ReportData, key: str, *, counts: bool = True) -> Fi
     as_percent = [[number(share) if share >= 0.05 else "0" for share in row] for row in shares]
     as_counts = [[str(count) for count in row] for row in matrix]
     edges = np.cumsum([len(group) for group in report.dataset.together])[:-1].tolist()
-    return Figure(
+    return heatmap(
+        [row.tolist() if total else [None] * len(row) for row, total in zip(shares, totals[:, 0], strict=True)],
         title=f"Confusion matrix, {key}",
         alt=f"Confusion matrix, {key}. Correct: {'; '.join(tips[i][i] for i in range(len(tips)))}",
-        plot=Heatmap(
-            z=[row.tolist() if total else [None] * len(row) for row, total in zip(shares, totals[:, 0], strict=True)],
-            names=names,
-            columns=names,
-            x="predicted class",
-            y="true class",
-            unit="% of the row",
-            span=(0, 100),
-            groups=edges,
-            confusion=True,
-            texts=as_counts if counts else as_percent,
-            others=as_percent if counts else None,
-            tips=tips,
-        ),
+        names=names,
+        x="predicted class",
+        y="true class",
+        unit="% of the row",
+        span=(0, 100),
+        groups=edges,
+        confusion=True,
+        texts=as_counts if counts else as_percent,
+        others=as_percent if counts else None,
+        tips=tips,
     )
 
 
@@ -264,15 +256,9 @@ def probe_curves(report: ReportData) -> list[Figure]:
 
 def _curve(title: str, axis: str, values: Sequence[tuple[str, float | None, str]]) -> Figure:
     summary = ", ".join(f"{text} at {axis} {at}" for at, _, text in values)
-    plot = Lines(
-        data=[Series(name=title, y=[value for _, value, _ in values], color=COLORS["attack"])],
-        names=[at for at, _, _ in values],
-        x=axis,
-        height=90,
-        sizes=(320.0,),
-        zero=title.startswith("Images"),
-    )
-    return Figure(title=title, alt=f"{title}: {summary}", plot=plot)
+    series = [Series(name=title, y=[value for _, value, _ in values], color=COLORS["attack"])]
+    look = {"height": 90, "sizes": (320.0,), "zero": title.startswith("Images")}
+    return lines(series, title=title, alt=f"{title}: {summary}", x=axis, y="", names=[at for at, *_ in values], **look)
 
 
 def save_figures(subject: ReportData | ComparisonData, out: Path) -> list[Path]:
@@ -290,7 +276,11 @@ def save_figures(subject: ReportData | ComparisonData, out: Path) -> list[Path]:
             "radar": class_radar(rows, classes),
         }
     out.mkdir(parents=True, exist_ok=True)
-    return [path for name, figure in figures.items() if figure for path in figure.save_all(out / name, KINDS)]
+    drawn = {name: figure for name, figure in figures.items() if figure is not None}
+    files = {out / f"{name}.{kind}": figure for name, figure in drawn.items() for kind in KINDS}
+    for file, figure in files.items():
+        figure.save(file)
+    return list(files)
 
 
 def _share(part: Interval) -> str:

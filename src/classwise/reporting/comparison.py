@@ -11,9 +11,10 @@ from typing import Any, overload
 import numpy as np
 
 from classwise.core.errors import InputError
-from classwise.metrics import mcnemar, paired_changes, rho
+from classwise.metrics import mcnemar, paired_changes
 from classwise.reporting import text
 from classwise.reporting.comparison_page import comparison_fragment, comparison_page
+from classwise.reporting.estimates import rounded_rho
 from classwise.reporting.report import ClassReport, load_report
 from classwise.reporting.results import Change, ClassChange, ComparisonData, Result, Row
 from classwise.storage.files import write_text
@@ -104,17 +105,8 @@ def _row(key: str, model: str, report: ClassReport, baseline: ClassReport | None
 
 
 def _rho(result: Result, baseline: Result) -> float | None:
-    if not (result.worst and baseline.worst):
-        return None
-    assert result.overall.value is not None
-    assert baseline.overall.value is not None
-    value = rho(
-        average=result.overall.value,
-        worst=result.worst.value,
-        baseline_average=baseline.overall.value,
-        baseline_worst=baseline.worst.value,
-    )
-    return None if value is None else round(value, 4)
+    own, other = ((one.overall.value, one.worst.value if one.worst else None) for one in (result, baseline))
+    return rounded_rho(own, other)
 
 
 def _changes(key: str, report: ClassReport, baseline: ClassReport) -> tuple[Change, list[ClassChange]]:

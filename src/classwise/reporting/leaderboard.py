@@ -16,15 +16,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from classwise.core.errors import InputError
-from classwise.metrics import rho
-from classwise.reporting.estimates import Interval
+from classwise.reporting.estimates import Interval, rounded, rounded_rho
+from classwise.reporting.formatting import ABSENT
 from classwise.reporting.part import Part
 from classwise.reporting.results import ReportData
 from classwise.storage.files import digest_json
 from classwise.storage.verdicts import NATURAL, WORST_CASE
 
 BASELINE = "trades"
-UNKNOWN = "–"
 
 
 class Spread(Part):
@@ -105,14 +104,6 @@ def leaderboard(reports: Sequence[ReportData], *, baseline: str = BASELINE) -> L
     return Leaderboard(baseline=baseline, entries=entries)
 
 
-def robustbench(reports: Sequence[ReportData]) -> list[dict[str, Any]]:
-    """Return a record per run under the keys of RobustBench's model cards, with class accuracies.
-
-    ``autoattack_acc`` is present if AutoAttack or ``fast`` ran.
-    """
-    return [_card(report) for report in reports]
-
-
 def unique_class_names(classes: Sequence[str]) -> list[str]:
     """Return unique names of the classes: a repeated name gets its label.
 
@@ -125,6 +116,14 @@ def unique_class_names(classes: Sequence[str]) -> list[str]:
             name += f" (class {label})"
         names[name] = None
     return list(names)
+
+
+def robustbench(reports: Sequence[ReportData]) -> list[dict[str, Any]]:
+    """Return a record per run under the keys of RobustBench's model cards, with class accuracies.
+
+    ``autoattack_acc`` is present if AutoAttack or ``fast`` ran.
+    """
+    return [_card(report) for report in reports]
 
 
 def _card(report: ReportData) -> dict[str, Any]:
@@ -184,16 +183,12 @@ def _entry(key: str, reports: list[ReportData], runs: list[int], baseline: str) 
 
 def _against(entry: Entry, entries: Sequence[Entry]) -> Entry:
     """Return the entry with rho against the baseline of the same architecture, data, threat and attack."""
-    own = _comparable(entry)
-    base = next((other for other in entries if other.baseline and _comparable(other) == own), None)
-    if entry.baseline or base is None:
+    own, others = _comparable(entry), () if entry.baseline else entries
+    base = next((other for other in others if other.baseline and _comparable(other) == own), None)
+    if base is None:
         return entry
-    values = [part.value for one in (entry, base) for part in (one.average, one.worst)]
-    if None in values:
-        return entry
-    average, worst, base_average, base_worst = (value or 0.0 for value in values)
-    found = rho(average=average, worst=worst, baseline_average=base_average, baseline_worst=base_worst)
-    return entry.model_copy(update={"rho": None if found is None else round(found, 4)})
+    value = rounded_rho((entry.average.value, entry.worst.value), (base.average.value, base.worst.value))
+    return entry.model_copy(update={"rho": value})
 
 
 def _comparable(entry: Entry) -> tuple[Any, ...]:
@@ -202,9 +197,8 @@ def _comparable(entry: Entry) -> tuple[Any, ...]:
 
 def _same_but_for_the_seed(report: ReportData, number: int) -> str:
     trained = {name: value for name, value in _trained(report).items() if name != "seed"}
-    if not trained:
-        return str(number)
-    return digest_json([trained, report.dataset.digest, report.dataset.n, report.threat.eps_text, _specs(report)])
+    same = [trained, report.dataset.digest, report.dataset.n, report.threat.eps_text, _specs(report)]
+    return digest_json(same) if trained else str(number)
 
 
 def _specs(report: ReportData) -> list[str]:
@@ -218,7 +212,7 @@ def model_name(report: ReportData) -> str:
 
 
 def _architecture(report: ReportData) -> str:
-    given = report.model.get("spec", UNKNOWN) if "weights" in report.model else UNKNOWN
+    given = report.model.get("spec", ABSENT) if "weights" in report.model else ABSENT
     return str(_trained(report).get("model", given))
 
 
@@ -226,7 +220,7 @@ def _method(trained: Mapping[str, Any]) -> str:
     """Return objective, policy and repair, as ``trades + wat + bias repair``; the uniform policy is omitted."""
     objective, policy, repaired = (_name(trained.get(part)) for part in ("objective", "policy", "repaired"))
     parts = [objective, policy, repaired and f"{repaired} repair"]
-    return " + ".join(part for part in parts if part not in ("", "uniform")) or UNKNOWN
+    return " + ".join(part for part in parts if part not in ("", "uniform")) or ABSENT
 
 
 def _name(part: Any) -> str:
@@ -244,6 +238,6 @@ def _spread(parts: Sequence[Interval]) -> Spread:
     if len(parts) == 1:
         return Spread(value=parts[0].value, low=parts[0].low, high=parts[0].high)
     return Spread(
-        value=round(statistics.fmean(known), 4) if known else None,
-        sd=round(statistics.stdev(known), 4) if len(known) > 1 else None,
+        value=rounded(statistics.fmean(known)) if known else None,
+        sd=rounded(statistics.stdev(known)) if len(known) > 1 else None,
     )

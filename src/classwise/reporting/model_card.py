@@ -26,32 +26,6 @@ from model import load  # model.py of this directory: the architecture in plain 
 model = load(".")  # needs torch and safetensors only; takes NCHW images in [0, 1], returns logits
 """
 """Code that loads the model in its directory; a test runs it."""
-_FRONT_MATTER = """\
----
-library_name: classwise
-pipeline_tag: image-classification
-tags:
-- adversarial-robustness
-- class-wise-robustness
-datasets:
-- {data}
-model-index:
-- name: {name}
-  results:
-  - task:
-      type: image-classification
-    dataset:
-      name: {data}
-      type: {data}
-      split: {split}
-    metrics:
-{metrics}---
-"""
-_METRIC = """\
-    - type: accuracy
-      name: {name}
-      value: {value:.4f}
-"""
 
 
 def model_card(
@@ -97,23 +71,24 @@ def model_card(
         "With classwise: `--model hf:DIR`. `config.json` lists the classes in the order of the logits.",
         "",
     ]
-    return f"{_front_matter(report)}\n" + "\n".join(lines)
+    return "\n".join([*_front_matter(report), *lines])
 
 
-def _front_matter(report: ReportData) -> str:
-    strongest, data = report[report.strongest], report.dataset
+def _front_matter(report: ReportData) -> Iterator[str]:
+    strongest, threat = report[report.strongest], f"{report.threat.norm} {report.threat.eps_text}"
     metrics = {"natural accuracy": report[NATURAL].overall.value}
     if report.strongest != NATURAL:
-        threat = f"{report.threat.norm} {report.threat.eps_text}"
         metrics[f"robust accuracy, {threat}"] = strongest.overall.value
         metrics[f"robust accuracy of the worst class, {threat}"] = strongest.worst.value if strongest.worst else None
-    known = {name: value for name, value in metrics.items() if value is not None}
-    return _FRONT_MATTER.format(
-        name=_quoted(model_name(report)),
-        data=_quoted(data.name),
-        split=_quoted(data.split),
-        metrics="".join(_METRIC.format(name=_quoted(name), value=value) for name, value in known.items()),
-    )
+    name, data, split = map(_quoted, (model_name(report), report.dataset.name, report.dataset.split))
+    yield from ("---", "library_name: classwise", "pipeline_tag: image-classification", "tags:")
+    yield from ("- adversarial-robustness", "- class-wise-robustness", "datasets:", f"- {data}", "model-index:")
+    yield from (f"- name: {name}", "  results:", "  - task:", "      type: image-classification", "    dataset:")
+    yield from (f"      name: {data}", f"      type: {data}", f"      split: {split}", "    metrics:")
+    for metric, value in metrics.items():
+        if value is not None:
+            yield from ("    - type: accuracy", f"      name: {_quoted(metric)}", f"      value: {value:.4f}")
+    yield from ("---", "")
 
 
 def _table(report: ReportData) -> Table:

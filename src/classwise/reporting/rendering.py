@@ -108,6 +108,7 @@ def _environment() -> Environment:
         WORST_CASE=WORST_CASE,
         LEVEL=formatting.SIGNIFICANT,
         COLORS=plotting.COLORS,
+        MODEL_NAMES=plotting.MODEL_NAMES,
         PALETTE=Markup(plotting.style_sheet()),
         SCRIPT=Markup(script),
         SCRIPT_DIGEST=f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",

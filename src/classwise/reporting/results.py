@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
-import numpy as np
 from pydantic import Field, PrivateAttr
 
 from classwise.core.errors import unknown
@@ -17,7 +16,7 @@ from classwise.metrics.counts import Ints
 from classwise.reporting.allocation import AllocationInfo
 from classwise.reporting.corruptions import CorruptionInfo, Corruptions
 from classwise.reporting.effort import AttackInfo
-from classwise.reporting.estimates import ClassEstimate, Estimate, class_estimates, percent
+from classwise.reporting.estimates import ClassEstimate, Estimate, class_estimates, percent, rounded
 from classwise.reporting.examples import BrokenExamples
 from classwise.reporting.part import Part
 from classwise.reporting.sanity import Sanity
@@ -77,7 +76,7 @@ class Result(Part):
             corrected = Corrected(**dict(zip(("value", "low", "high"), bounds, strict=True)))
             worst = Worst(corrected=corrected, **dict(estimates["by_class"][found.label]))
         return cls(
-            **estimates, worst=worst, cv=_rounded(class_variance(shares)), mcd=_rounded(max_class_difference(shares))
+            **estimates, worst=worst, cv=rounded(class_variance(shares)), mcd=rounded(max_class_difference(shares))
         )
 
 
@@ -270,7 +269,3 @@ class ComparisonData(Part):
     def rho(self) -> float | None:
         """rho of the last model against the baseline under the strongest result."""
         return self.results[self.strongest][-1].rho
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(float(np.float64(value)), 4)

@@ -21,24 +21,18 @@ import pyarrow.parquet as pq
 
 from classwise.core.errors import InputError, unknown
 from classwise.reporting import formatting
-from classwise.reporting.formatting import plain
-from classwise.reporting.results import ComparisonData, ReportData, Result, Row
-from classwise.reporting.tables import Cell, Table, table_of
+from classwise.reporting.formatting import ABSENT, plain
+from classwise.reporting.results import ComparisonData, ReportData, Result
+from classwise.reporting.tables import Cell, Table
 from classwise.storage.files import atomic, write_text
 
 Subject = ReportData | ComparisonData
 
 SCHEMA = pa.schema(
-    {
-        "model": pa.string(),
-        "result": pa.string(),
-        "class": pa.string(),
-        "label": pa.int64(),
-        "value": pa.float64(),
-        "low": pa.float64(),
-        "high": pa.float64(),
-        "n": pa.int64(),
-    }
+    {name: pa.string() for name in ("model", "result", "class")}
+    | {"label": pa.int64()}
+    | {name: pa.float64() for name in ("value", "low", "high")}
+    | {"n": pa.int64()}
 )
 """The columns of CSV and parquet."""
 
@@ -64,8 +58,7 @@ def save(subject: Subject, format: str, path: Path) -> None:
 def rows(subject: Subject, key: str | None = None) -> list[dict[str, Any]]:
     """Return every accuracy in long format: by class, then the average, which has no label."""
     return [
-        {"model": model, "result": name, "class": class_, "label": label}
-        | {"value": part.value, "low": part.low, "high": part.high, "n": part.n}
+        dict(zip(SCHEMA.names, (model, name, class_, label, part.value, part.low, part.high, part.n), strict=True))
         for name in _keys(subject, key)
         for model, result in _measured(subject, name)
         for class_, label, part in [*((p.name, p.label, p) for p in result.by_class), (None, None, result.overall)]
@@ -102,24 +95,22 @@ def _report_table(report: ReportData, keys: list[str]) -> Table:
 
 def _comparison_table(comparison: ComparisonData, keys: list[str]) -> Table:
     """Return a row per model and result; the highest worst class of each result in bold."""
-    found = [(key, place, row) for key in keys for place, row in enumerate(comparison[key])]
-    highest = {key: max((row.worst.value for row in comparison[key] if row.worst), default=None) for key in keys}
-    columns: dict[str, Callable[[tuple[str, int, Row]], str]] = {
-        _left("result"): lambda one: one[0] if one[1] == 0 else "",
-        _left("model"): lambda one: one[2].model,
-        "average": lambda one: number(one[2].overall.value),
-        _left("worst class"): lambda one: one[2].worst.name if one[2].worst else number(None),
-        "worst": lambda one: (
-            _cell(one[2].worst.value, one[2].worst.value == highest[one[0]]) if one[2].worst else number(None)
-        ),
-        "CV": lambda one: number(one[2].cv),
-        "MCD": lambda one: number(one[2].mcd),
-        "rho": lambda one: number(one[2].rho, 3),
-    }
-    measured = _measured_on(comparison, [row for _, _, row in found])
-    title = f"Accuracy on {measured}; rho is against {comparison.models[0]}"
-    starts = [number_ for number_, (_, place, _) in enumerate(found) if place == 0]
-    return table_of(title, found, columns, parts=starts)
+    rows: list[list[str]] = []
+    for key in keys:
+        highest = max((row.worst.value for row in comparison[key] if row.worst), default=-1.0)
+        for place, row in enumerate(comparison[key]):
+            worst = row.worst.value if row.worst else None
+            cells = [number(row.overall.value), row.worst.name if row.worst else ABSENT, _cell(worst, worst == highest)]
+            rows.append(
+                [key if place == 0 else "", row.model, *cells, number(row.cv), number(row.mcd), number(row.rho, 3)]
+            )
+    measured = _measured_on(comparison, [row for key in keys for row in comparison[key]])
+    return Table(
+        title=f"Accuracy on {measured}; rho is against {comparison.models[0]}",
+        columns=[_left("result"), _left("model"), "average", _left("worst class"), "worst", "CV", "MCD", "rho"],
+        rows=rows,
+        parts=range(0, len(rows), len(comparison.models)),
+    )
 
 
 def _left(text: str) -> Cell:

@@ -17,28 +17,23 @@ def trust_table(report: ReportData) -> Table | None:
     if probes is None:
         return None
     n, output, classes = probes.n, probes.output, report.dataset.classes
-    rows = [
-        ["Gradient is zero, lost in rounding or not finite", _images(probes, "zero_gradient", classes)],
-        [
-            "A small step along the gradient raises the loss far less than predicted",
-            _images(probes, "misled", classes),
-        ],
-        [
-            f"The loss does not rise over {probes.steps[-1].step} steps, or falls again",
-            _images(probes, "slack", classes),
-        ],
-        ["Images that survive many steps", _images(probes, "survived")],
-        ["A single step breaks images that survive many steps", _images(probes, "one_step", classes)],
-        ["Many steps break images that survive a single step", _images(probes, "shielded")],
-        ["Steps on the margin break images that survive steps on the cross-entropy", _images(probes, "smooth")],
-        ["Images that survive in an unlimited ball", _images(probes, "unreached", classes)],
+    counts = [
+        ("Gradient is zero, lost in rounding or not finite", "zero_gradient", classes),
+        ("A small step along the gradient raises the loss far less than predicted", "misled", classes),
+        (f"The loss does not rise over {probes.steps[-1].step} steps, or falls again", "slack", classes),
+        ("Images that survive many steps", "survived", None),
+        ("A single step breaks images that survive many steps", "one_step", classes),
+        ("Many steps break images that survive a single step", "shielded", None),
+        ("Steps on the margin break images that survive steps on the cross-entropy", "smooth", None),
+        ("Images that survive in an unlimited ball", "unreached", classes),
     ]
     if probes.black_box is not None:
         what = f"{probes.black_box.queries} black-box queries break images that survive many steps"
-        rows.append([what, _images(probes, "black_box", classes)])
+        counts.append((what, "black_box", classes))
     surest = "" if output.surest is None else f"; maximum confidence {100 * output.surest:.0f}%"
     margin = "" if output.median_margin is None else f"; median margin {output.median_margin:.3g}"
-    rows += [
+    rows = [
+        *([what, _images(probes, field, names)] for what, field, names in counts),
         ["The same batch repeated three times", _agreement(probes.repeated)],
         ["The same image in another batch", _agreement(probes.company)],
         ["Noise of a sixteenth of a gray level", _agreement(probes.tremor)],
