@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from classwise.reporting.estimates import Interval
 from classwise.reporting.figures import Series
 
 MOST_CLASSES = 40
@@ -36,12 +35,6 @@ def weakest_first(values: Sequence[float | None]) -> list[int]:
 def shown_suffix(shown: Sequence[int], classes: Sequence[str], of: str = "") -> str:
     """Return the end of a figure's title if it does not show all classes."""
     return f", the {len(shown)} weakest classes{of}" if len(shown) < len(classes) else ""
-
-
-def interval_series(name: str, parts: Sequence[Interval], **look: Any) -> Series:
-    """Return a series of values with their intervals."""
-    low, high = [part.low for part in parts], [part.high for part in parts]
-    return Series(name=name, y=[part.value for part in parts], low=low, high=high, **look)
 
 
 def column_series(name: str, frame: pd.DataFrame, column: str, **look: Any) -> Series:

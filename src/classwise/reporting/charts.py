@@ -4,15 +4,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from classwise.reporting.estimates import Interval
-from classwise.reporting.figures import NARROW, Bars, Figure, Heatmap, Lines, Points, Radar, Series
+from classwise.reporting.figures import NARROW, Bars, Figure, Points, Series, heatmap, lines, radar
 from classwise.reporting.formatting import interval, listing, number, percent, signed
 from classwise.reporting.plotting import COLORS, KINDS, MODEL_COLORS
-from classwise.reporting.results import ComparisonData, ReportData, Row, Worst
+from classwise.reporting.results import ComparisonData, ReportData, Result, Row
 from classwise.storage.verdicts import NATURAL
 
 MANY_CLASSES = 40
@@ -23,27 +28,21 @@ MOST_DRAWN = 200
 MOST_MARKED = 3
 """Maximum number of tied lowest classes that are marked."""
 FEWEST_DIRECTIONS = 3
+BAR_AXES: dict[str, Any] = {"span": (0, 100), "y": "accuracy, %, with 95% intervals"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """The classes that a chart shows, from the weakest up."""
 
-    weakest: list[int]
-    strongest: list[int]
-    """Empty if all classes are shown; they are then in ``weakest``."""
-    left_out: int
-    """Number of classes between the two that are not shown."""
-
-    @property
-    def labels(self) -> list[int]:
-        """All classes shown."""
-        return [*self.weakest, *self.strongest]
+    labels: list[int]
+    left_out: int = 0
+    """Number of classes that are not shown between the weakest and the last ``STRONGEST``."""
 
     @property
     def gap(self) -> tuple[int, str] | None:
         """The row before which classes are omitted, and a text with their number."""
-        return (len(self.weakest), f"{self.left_out:,} classes in between") if self.strongest else None
+        return (len(self.labels) - STRONGEST, f"{self.left_out:,} classes in between") if self.left_out else None
 
 
 def select(values: Sequence[float | None], *, keep: Iterable[int] = ()) -> Selection:
@@ -51,30 +50,20 @@ def select(values: Sequence[float | None], *, keep: Iterable[int] = ()) -> Selec
 
     Classes without a value come last, and are dropped if there are many.
 
-    >>> select([50.0, None, 20.0]).weakest
+    >>> select([50.0, None, 20.0]).labels
     [2, 0, 1]
     """
     present = sorted((k for k, value in enumerate(values) if value is not None), key=lambda k: (values[k], k))
     if len(values) <= MANY_CLASSES:
-        absent = [k for k, value in enumerate(values) if value is None]
-        return Selection(weakest=present + absent, strongest=[], left_out=0)
-    if len(present) <= WEAKEST + STRONGEST:
-        return Selection(weakest=present, strongest=[], left_out=0)
-    kept, strongest = set(keep), present[-STRONGEST:]
-    weakest = present[:WEAKEST] + [k for k in present[WEAKEST:-STRONGEST] if k in kept]
-    return Selection(weakest=weakest, strongest=strongest, left_out=len(present) - len(weakest) - STRONGEST)
+        return Selection(labels=present + [k for k, value in enumerate(values) if value is None])
+    kept = set(present[:WEAKEST]) | set(present[-STRONGEST:]) | set(keep)
+    labels = [k for k in present if k in kept]
+    return Selection(labels=labels, left_out=len(present) - len(labels))
 
 
-def marked(values: Sequence[float | None], worst: Worst | None) -> set[int]:
+def marked(result: Result) -> set[int]:
     """Return the weakest class, or a few that share the lowest value; none if many do."""
-    tied = set() if worst is None else {label for label, value in enumerate(values) if value == worst.value}
-    return tied if len(tied) <= MOST_MARKED else set()
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the known values; None if there are none."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    return set(result.lowest) if len(result.lowest) <= MOST_MARKED else set()
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -93,31 +82,23 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 def class_bars(report: ReportData, key: str) -> Figure:
     """Return the classes from the weakest up: natural accuracy behind accuracy under an attack."""
-    result, natural = report[key], report[NATURAL]
-    chosen = select([part.value for part in result.by_class])
-    labels = chosen.labels
-    lowest = marked([part.value for part in result.by_class], result.worst)
-    worst = frozenset(place for place, label in enumerate(labels) if label in lowest)
-    results = [(NATURAL, natural, COLORS["natural"]), (key, result, COLORS["attack"])]
-    series = [
-        Series.of(name, [one.by_class[label] for label in labels], color=color, worst=worst)
-        for name, one, color in results[key == NATURAL :]
-    ]
-    overall = result.overall.value
-    summary = "; ".join(f"{part.name} {_share(part)}" for part in (result.by_class[label] for label in labels))
+    result, overall = report[key], report[key].overall.value
+    chosen = select(result.shares)
+    parts = [result.by_class[label] for label in chosen.labels]
+    results = [(NATURAL, report[NATURAL], COLORS["natural"]), (key, result, COLORS["attack"])]
+    summary = "; ".join(f"{part.name} {_share(part)}" for part in parts)
     return Figure(
         title=f"Classes, {key}",
         alt=f"Accuracy of each class with 95% intervals, {key}: {summary}",
         plot=Bars(
-            names=[report.dataset.classes[label] for label in labels],
-            data=series,
+            names=[part.name for part in parts],
+            data=[_series(name, one, chosen, marked(result), color) for name, one, color in results[key == NATURAL :]],
             mode="overlaid",
             values=True,
-            span=(0, 100),
             line=None if overall is None else (f"all classes {percent(overall)}", overall),
             gap=chosen.gap,
-            y="accuracy, %, with 95% intervals",
             sizes=(NARROW, 670.0),
+            **BAR_AXES,
         ),
     )
 
@@ -125,41 +106,41 @@ def class_bars(report: ReportData, key: str) -> Figure:
 def model_bars(rows: Sequence[Row], classes: Sequence[str]) -> Figure:
     """Return the classes of up to six models, by their mean over the models."""
     rows = rows[: len(MODEL_COLORS)]
-    means = [mean([row.shares[label] for row in rows]) for label in range(len(classes))]
+    known = [[value for row in rows if (value := row.shares[label]) is not None] for label in range(len(classes))]
+    means = [statistics.fmean(values) if values else None for values in known]
     chosen = select(means, keep=[row.worst.label for row in rows if row.worst])
-    labels = chosen.labels
-    series = [
-        Series.of(
-            row.model,
-            [row.by_class[label] for label in labels],
-            color=color,
-            worst=frozenset(place for place, label in enumerate(labels) if label in marked(row.shares, row.worst)),
-        )
-        for row, color in zip(rows, MODEL_COLORS, strict=False)
-    ]
     return Figure(
         title="Classes",
         alt=f"Accuracy of each class with 95% intervals for {listing([row.model for row in rows])}; the table of "
         "changes holds the numbers.",
         plot=Bars(
-            names=[classes[label] for label in labels],
-            data=series,
-            span=(0, 100),
+            names=[classes[label] for label in chosen.labels],
+            data=[
+                _series(row.model, row, chosen, marked(row), color)
+                for row, color in zip(rows, MODEL_COLORS, strict=False)
+            ],
             gap=chosen.gap,
-            y="accuracy, %, with 95% intervals",
             sizes=(NARROW, 620.0),
+            **BAR_AXES,
         ),
     )
 
 
+def _series(name: str, result: Result, chosen: Selection, lowest: set[int], color: str) -> Series:
+    worst = frozenset(place for place, label in enumerate(chosen.labels) if label in lowest)
+    return Series.of(name, [result.by_class[label] for label in chosen.labels], color=color, worst=worst)
+
+
 def average_and_worst(rows: Sequence[Row]) -> Figure | None:
     """Return average against worst class with the Pareto front; None without examples."""
-    known = [(place, row, row.worst) for place, row in enumerate(rows) if row.worst and row.overall.value is not None]
+    colors = chain(MODEL_COLORS, repeat(COLORS["muted"]))
+    known = [(row, row.worst, color) for row, color in zip(rows, colors, strict=False) if row.worst]
     if not known:
         return None
-    at = [(row.overall.value or 0.0, worst.value) for _, row, worst in known]
+    at = [(row.overall.value or 0.0, worst.value) for row, worst, _ in known]
     summary = "; ".join(
-        f"{row.model} {percent(row.overall.value)} and {percent(worst.value)}" for _, row, worst in known
+        f"{row.model} {percent(average)} and {percent(worst)}"
+        for (row, *_), (average, worst) in zip(known, at, strict=True)
     )
     return Figure(
         title="Average and worst class",
@@ -173,9 +154,9 @@ def average_and_worst(rows: Sequence[Row]) -> Figure | None:
                     x=[row.overall.value],
                     x_low=[row.overall.low],
                     x_high=[row.overall.high],
-                    color=MODEL_COLORS[place] if place < len(MODEL_COLORS) else COLORS["muted"],
+                    color=color,
                 )
-                for place, row, worst in known
+                for row, worst, color in known
             ],
             front=[at[place] for place in front(at)],
             legended=False,
@@ -192,19 +173,14 @@ def class_radar(rows: Sequence[Row], classes: Sequence[str]) -> Figure | None:
     missing = any(value is None for row in rows for value in row.shares)
     if missing or not FEWEST_DIRECTIONS <= len(classes) <= MANY_CLASSES:
         return None
-    return Figure(
+    return radar(
+        classes,
+        [Series(name=row.model, y=row.shares, color=color) for row, color in zip(rows, MODEL_COLORS, strict=False)],
         title="Radar chart",
         alt=f"Accuracy of each class around a center for {listing([row.model for row in rows])}; the table of changes "
         "holds the numbers.",
-        plot=Radar(
-            names=classes,
-            data=[
-                Series(name=row.model, y=row.shares, color=color)
-                for row, color in zip(rows, MODEL_COLORS, strict=False)
-            ],
-            unit="%",
-            span=(0, 100),
-        ),
+        unit="%",
+        span=(0, 100),
     )
 
 
@@ -213,58 +189,55 @@ def confusion_matrix(report: ReportData, key: str, *, counts: bool = True) -> Fi
 
     The cells hold counts or, if the page is switched, percent of the row; without ``counts`` percent only.
     """
-    classes, groups = report.dataset.classes, report.dataset.together
+    classes, order = report.dataset.classes, report.dataset.order
     if len(classes) > MOST_DRAWN:
         return None
-    order = [label for group in groups for label in group]
-    matrix = [[report.confusion[key][true][predicted] for predicted in order] for true in order]
-    shares = [[100 * count / max(1, sum(row)) for count in row] for row in matrix]
+    matrix = np.array(report.confusion[key])[np.ix_(order, order)]
+    totals = matrix.sum(axis=1, keepdims=True)
+    shares = 100 * matrix / totals.clip(1)
     names = [classes[label] for label in order]
     tips = [
         [
-            f"{name} {'correct' if i == j else f'predicted as {names[j]}'}: {count:,} of {sum(row):,}, "
-            f"{percent(shares[i][j])}"
-            for j, count in enumerate(row)
+            f"{name} {'correct' if i == j else f'predicted as {names[j]}'}: {count:,} of {totals[i, 0]:,}, "
+            f"{percent(shares[i, j])}"
+            for j, count in enumerate(matrix[i])
         ]
-        for i, (name, row) in enumerate(zip(names, matrix, strict=True))
+        for i, name in enumerate(names)
     ]
     as_percent = [[number(share) if share >= 0.05 else "0" for share in row] for row in shares]
     as_counts = [[str(count) for count in row] for row in matrix]
-    edges = [sum(map(len, groups[: place + 1])) for place in range(len(groups) - 1)]
-    return Figure(
+    edges = np.cumsum([len(group) for group in report.dataset.together])[:-1].tolist()
+    return heatmap(
+        [row.tolist() if total else [None] * len(row) for row, total in zip(shares, totals[:, 0], strict=True)],
         title=f"Confusion matrix, {key}",
         alt=f"Confusion matrix, {key}. Correct: {'; '.join(tips[i][i] for i in range(len(tips)))}",
-        plot=Heatmap(
-            z=[[None if not sum(row) else share for share in part] for row, part in zip(matrix, shares, strict=True)],
-            names=names,
-            columns=names,
-            x="predicted class",
-            y="true class",
-            unit="% of the row",
-            span=(0, 100),
-            groups=edges,
-            confusion=True,
-            texts=as_counts if counts else as_percent,
-            others=as_percent if counts else None,
-            tips=tips,
-        ),
+        names=names,
+        x="predicted class",
+        y="true class",
+        unit="% of the row",
+        span=(0, 100),
+        groups=edges,
+        confusion=True,
+        texts=as_counts if counts else as_percent,
+        others=as_percent if counts else None,
+        tips=tips,
     )
 
 
 def largest_errors(report: ReportData, key: str, most: int) -> list[str]:
     """Return the most frequent wrong predictions of a result, each as a line of text."""
     counts, classes = report.confusion[key], report.dataset.classes
-    errors = (
-        (count, -true, -predicted)
+    errors = [
+        (count, true, predicted)
         for true, row in enumerate(counts)
         for predicted, count in enumerate(row)
         if count and true != predicted
-    )
-    found = sorted(errors, reverse=True)[:most]
+    ]
+    errors.sort(key=lambda error: -error[0])
     return [
-        f"{classes[-true]} predicted as {classes[-predicted]}: {count:,} of {sum(counts[-true]):,}, "
-        f"{percent(100 * count / sum(counts[-true]))}"
-        for count, true, predicted in found
+        f"{classes[true]} predicted as {classes[predicted]}: {count:,} of {sum(counts[true]):,}, "
+        f"{percent(100 * count / sum(counts[true]))}"
+        for count, true, predicted in errors[:most]
     ]
 
 
@@ -283,39 +256,31 @@ def probe_curves(report: ReportData) -> list[Figure]:
 
 def _curve(title: str, axis: str, values: Sequence[tuple[str, float | None, str]]) -> Figure:
     summary = ", ".join(f"{text} at {axis} {at}" for at, _, text in values)
-    plot = Lines(
-        data=[Series(name=title, y=[value for _, value, _ in values], color=COLORS["attack"])],
-        names=[at for at, _, _ in values],
-        x=axis,
-        height=90,
-        sizes=(320.0,),
-        zero=title.startswith("Images"),
-    )
-    return Figure(title=title, alt=f"{title}: {summary}", plot=plot)
+    series = [Series(name=title, y=[value for _, value, _ in values], color=COLORS["attack"])]
+    look = {"height": 90, "sizes": (320.0,), "zero": title.startswith("Images")}
+    return lines(series, title=title, alt=f"{title}: {summary}", x=axis, y="", names=[at for at, *_ in values], **look)
 
 
 def save_figures(subject: ReportData | ComparisonData, out: Path) -> list[Path]:
     """Write every chart as SVG, PDF and PNG, as wide as the text of a page; return the files."""
-    out.mkdir(parents=True, exist_ok=True)
-    return [path for name, figure in _all(subject) for path in figure.save_all(out / name, KINDS)]
-
-
-def _all(subject: ReportData | ComparisonData) -> Iterator[tuple[str, Figure]]:
-    found: list[tuple[str, Figure | None]]
+    figures: dict[str, Figure | None]
     if isinstance(subject, ReportData):
-        found = [("classes", class_bars(subject, subject.strongest))]
-        found += [
-            (f"confusion-{place}", confusion_matrix(subject, key, counts=False))
-            for place, key in enumerate(subject.confusion)
-        ]
+        matrices = [confusion_matrix(subject, key, counts=False) for key in subject.confusion]
+        figures = {"classes": class_bars(subject, subject.strongest)}
+        figures |= {f"confusion-{place}": figure for place, figure in enumerate(matrices)}
     else:
         rows, classes = subject[subject.strongest], subject.dataset.classes
-        found = [
-            ("average-and-worst", average_and_worst(rows)),
-            ("classes", model_bars(rows, classes)),
-            ("radar", class_radar(rows, classes)),
-        ]
-    yield from ((name, figure) for name, figure in found if figure is not None)
+        figures = {
+            "average-and-worst": average_and_worst(rows),
+            "classes": model_bars(rows, classes),
+            "radar": class_radar(rows, classes),
+        }
+    out.mkdir(parents=True, exist_ok=True)
+    drawn = {name: figure for name, figure in figures.items() if figure is not None}
+    files = {out / f"{name}.{kind}": figure for name, figure in drawn.items() for kind in KINDS}
+    for file, figure in files.items():
+        figure.save(file)
+    return list(files)
 
 
 def _share(part: Interval) -> str:

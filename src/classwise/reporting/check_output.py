@@ -5,16 +5,13 @@ Names are written as one line without control and direction characters.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from classwise.reporting.formatting import plain
+from classwise.reporting.formatting import plain, printable
 from classwise.reporting.gate import Check
 
 COLUMNS = ["what", "measured [95%]", "required", "verdict"]
-_NO_XML = re.compile("[\ufffe\uffff]")
-"""Characters that XML 1.0 forbids in addition to control characters and surrogates."""
 
 
 def summary(checks: Sequence[Check]) -> str:
@@ -56,7 +53,7 @@ def junit(checks: Sequence[Check]) -> str:
 
 
 def _xml(text: str) -> str:
-    return _NO_XML.sub("\N{REPLACEMENT CHARACTER}", plain(text))
+    return printable(plain(text))
 
 
 def _data(text: str) -> str:

@@ -11,10 +11,10 @@ from typing import Any, overload
 import numpy as np
 
 from classwise.core.errors import InputError
-from classwise.metrics import mcnemar, paired_changes, rho
-from classwise.metrics.counts import Ints
+from classwise.metrics import mcnemar, paired_changes
 from classwise.reporting import text
 from classwise.reporting.comparison_page import comparison_fragment, comparison_page
+from classwise.reporting.estimates import rounded_rho
 from classwise.reporting.report import ClassReport, load_report
 from classwise.reporting.results import Change, ClassChange, ComparisonData, Result, Row
 from classwise.storage.files import write_text
@@ -70,9 +70,8 @@ def compare(*reports: ClassReport | str | Path, names: Sequence[str] | None = No
         raise InputError(f"expected {len(loaded)} names, one per report, got {len(labels)}")
     baseline = loaded[0]
     for label, report in zip(labels[1:], loaded[1:], strict=True):
-        _same("data", label, _dataset(baseline), _dataset(report))
-        _same("classes", label, ", ".join(baseline.dataset.classes), ", ".join(report.dataset.classes))
-        _same("threat", label, _threat(baseline), _threat(report))
+        for what, expected in _setup(baseline).items():
+            _same(what, label, expected, _setup(report)[what])
     keys = [key for key in baseline.results if all(key in report.results for report in loaded)]
     for label, report in zip(labels[1:], loaded[1:], strict=True):
         for key in set(keys) & set(baseline.attacks) & set(report.attacks):
@@ -100,36 +99,14 @@ def compare(*reports: ClassReport | str | Path, names: Sequence[str] | None = No
 
 
 def _row(key: str, model: str, report: ClassReport, baseline: ClassReport | None, paired: bool) -> Row:
-    result = report[key]
-    change: Change | None = None
-    changes: list[ClassChange] = []
-    if baseline is not None and paired:
-        change, changes = _changes(key, report, baseline)
-    return Row(
-        model=model,
-        overall=result.overall,
-        worst=result.worst,
-        by_class=result.by_class,
-        cv=result.cv,
-        mcd=result.mcd,
-        rho=None if baseline is None else _rho(result, baseline[key]),
-        change=change,
-        changes=changes,
-    )
+    change, changes = _changes(key, report, baseline) if baseline is not None and paired else (None, [])
+    rho = None if baseline is None else _rho(report[key], baseline[key])
+    return Row(**dict(report[key]), model=model, rho=rho, change=change, changes=changes)
 
 
 def _rho(result: Result, baseline: Result) -> float | None:
-    if not (result.worst and baseline.worst):
-        return None
-    assert result.overall.value is not None
-    assert baseline.overall.value is not None
-    value = rho(
-        average=result.overall.value,
-        worst=result.worst.value,
-        baseline_average=baseline.overall.value,
-        baseline_worst=baseline.worst.value,
-    )
-    return None if value is None else round(value, 4)
+    own, other = ((one.overall.value, one.worst.value if one.worst else None) for one in (result, baseline))
+    return rounded_rho(own, other)
 
 
 def _changes(key: str, report: ClassReport, baseline: ClassReport) -> tuple[Change, list[ClassChange]]:
@@ -138,42 +115,31 @@ def _changes(key: str, report: ClassReport, baseline: ClassReport) -> tuple[Chan
     assert theirs is not None
     before, after = theirs.survived(key), ours.survived(key)
     gained, lost = int((~before & after).sum()), int((before & ~after).sum())
-    overall = Change(
-        points=_points(gained, lost, len(ours)), gained=gained, lost=lost, n=len(ours), p_value=mcnemar(gained, lost)
-    )
     classes = report.dataset.classes
-    return overall, [
+    return Change(**_counts(gained, lost, len(ours)), p_value=mcnemar(gained, lost)), [
         ClassChange(
             label=part.label,
             name=classes[part.label],
-            points=_points(part.gained, part.lost, part.n),
-            gained=part.gained,
-            lost=part.lost,
-            n=part.n,
+            **_counts(part.gained, part.lost, part.n),
             p_value=part.p_value,
         )
         for part in paired_changes(ours.label, before, after, len(classes))
     ]
 
 
-def _points(gained: int, lost: int, n: int) -> float:
-    return round(100 * (gained - lost) / n, 4)
+def _counts(gained: int, lost: int, n: int) -> dict[str, Any]:
+    return {"points": round(100 * (gained - lost) / n, 4), "gained": gained, "lost": lost, "n": n}
 
 
 def _paired(one: ClassReport, other: ClassReport) -> bool:
-    def examples(report: ClassReport) -> tuple[Ints, Ints] | None:
-        return None if report.verdicts is None else (report.verdicts.index, report.verdicts.label)
-
-    if one.dataset.digest != other.dataset.digest:
+    """Whether both were measured on the same examples, and their verdicts are those of the reports."""
+    first, second = one.verdicts, other.verdicts
+    if one.dataset.digest != other.dataset.digest or first is None or second is None:
         return False
-    first, second = examples(one), examples(other)
-    if first is None or second is None:
-        return False
-    for report in (one, other):
-        assert report.verdicts is not None
-        if set(report.results) - {WORST_CASE} - set(report.verdicts.keys):
-            return False  # the table is of another evaluation
-    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    for report, verdicts in ((one, first), (other, second)):
+        if set(report.results) - {WORST_CASE} - set(verdicts.keys):
+            return False
+    return np.array_equal(first.index, second.index) and np.array_equal(first.label, second.label)
 
 
 def _names(reports: Sequence[object], loaded: Sequence[ClassReport]) -> list[str]:
@@ -181,7 +147,7 @@ def _names(reports: Sequence[object], loaded: Sequence[ClassReport]) -> list[str
     names: list[str] = []
     for given, report in zip(reports, loaded, strict=True):
         if isinstance(given, ClassReport):
-            name = str(report.model.get("name", "model"))
+            name = report.name
         else:
             path = Path(str(given)).resolve()
             name = (path.parent if path.suffix == ".json" else path).name
@@ -202,9 +168,10 @@ def _settings(report: ClassReport) -> dict[str, str]:
     return {key: info.settings for key, info in report.attacks.items()}
 
 
-def _dataset(report: ClassReport) -> str:
-    return f"{report.dataset.name}/{report.dataset.split}"
-
-
-def _threat(report: ClassReport) -> str:
-    return f"{report.threat.norm} {report.threat.eps_text}"
+def _setup(report: ClassReport) -> dict[str, str]:
+    data, threat = report.dataset, report.threat
+    return {
+        "data": f"{data.name}/{data.split}",
+        "classes": ", ".join(data.classes),
+        "threat": f"{threat.norm} {threat.eps_text}",
+    }

@@ -11,9 +11,19 @@ from classwise.core.errors import unknown
 from classwise.reporting import charts, wording
 from classwise.reporting.formatting import ABSENT, SIGNIFICANT, listing, number, p_text, signed
 from classwise.reporting.plotting import MODEL_COLORS
-from classwise.reporting.rendering import CV, MCD, RHO, estimate_cell, name_cell, relative, render, worst_cells
+from classwise.reporting.rendering import (
+    CV,
+    MCD,
+    RHO,
+    WORST_HEADERS,
+    estimate_cell,
+    name_cell,
+    relative,
+    render,
+    worst_cells,
+)
 from classwise.reporting.results import Change, ComparisonData, Row
-from classwise.reporting.tables import Cell, Grid
+from classwise.reporting.tables import Cell, Table
 
 NAMED = 4
 """Maximum number of models that a title names."""
@@ -28,21 +38,24 @@ def comparison_page(
 ) -> str:
     """Return the page: one file that needs no network.
 
-    ``title``: instead of the verdict. ``story``: paragraphs below the charts, instead of the facts. ``links``: from the
-    name of a model to the relative address of its report.
+    ``title``: instead of the names of the models. ``story``: paragraphs below the charts. ``links``: from the name of a
+    model to the relative address of its report.
     """
-    warning = wording.unpaired(comparison)
     models = comparison.models
+    for model in links or {}:
+        if model not in models:
+            raise unknown("model", model, models)
+    checked = {model: relative(href) for model, href in (links or {}).items()}
+    keys = list(reversed(comparison.results))
     return render(
         "comparison.html",
         comparison=comparison,
         title=title or f"{listing(models) if len(models) <= NAMED else f'{len(models)} models'} by class",
         verdict=wording.comparison_verdict(comparison),
-        story=list(story),
-        facts=[fact for fact in wording.comparison_facts(comparison) if fact[1] != warning],
-        warning=warning,
-        keys=list(reversed(comparison.results)),
-        panels=[_panel(comparison, key, _checked(links or {}, models)) for key in reversed(comparison.results)],
+        story=story,
+        warning=wording.unpaired(comparison),
+        keys=keys,
+        panels=[_panel(comparison, key, checked) for key in keys],
         colored=len(MODEL_COLORS),
     )
 
@@ -71,49 +84,33 @@ def _panel(comparison: ComparisonData, key: str, links: Mapping[str, str]) -> di
         "changes": _changes(rows, classes),
         "left_out": max(0, len(classes) - charts.MANY_CLASSES),
         "untested": [row.model for row in rows[1:] if row.change is None],
-        "several": len(rows) > 2,
-        "omitted": len(rows) > len(MODEL_COLORS),
     }
 
 
-def _models(rows: Sequence[Row], links: Mapping[str, str]) -> Grid:
-    return Grid(
-        "Models",
+def _models(rows: Sequence[Row], links: Mapping[str, str]) -> Table:
+    cells = [
         [
-            Cell("Model"),
-            Cell("Average"),
-            Cell("Worst class", css="left"),
-            Cell("its accuracy"),
-            Cell("selection-corrected"),
-            CV,
-            MCD,
-            RHO,
-        ],
-        [
-            [
-                Cell(
-                    row.model,
-                    "" if place else "baseline",
-                    f"cut m{place if place < len(MODEL_COLORS) else 'x'}",
-                    tip=row.model,
-                    link=links.get(row.model, ""),
-                ),
-                estimate_cell(row.overall),
-                *worst_cells(row.worst, row.shares),
-                Cell(number(row.cv)),
-                Cell(number(row.mcd)),
-                Cell(signed(row.rho, 3)),
-            ]
-            for place, row in enumerate(rows)
-        ],
-        css="models",
-    )
+            name_cell(
+                row.model,
+                "" if place else "baseline",
+                f"m{place if place < len(MODEL_COLORS) else 'x'}",
+                link=links.get(row.model, ""),
+            ),
+            estimate_cell(row.overall),
+            *worst_cells(row),
+            number(row.cv),
+            number(row.mcd),
+            signed(row.rho, 3),
+        ]
+        for place, row in enumerate(rows)
+    ]
+    return Table(title="Models", columns=["Model", "Average", *WORST_HEADERS, CV, MCD, RHO], rows=cells, css="models")
 
 
-def _changes(rows: Sequence[Row], classes: Sequence[str]) -> Grid:
+def _changes(rows: Sequence[Row], classes: Sequence[str]) -> Table:
     """Table of changes by class; of many classes those with the smallest p-values, else the baseline's weakest."""
     baseline, *others = rows
-    lowest = [charts.marked(row.shares, row.worst) for row in rows]
+    lowest = [charts.marked(row) for row in rows]
     changes = [{part.label: part for part in row.changes} for row in others]
     labels = list(range(len(classes)))
     if len(labels) > charts.MANY_CLASSES:
@@ -121,7 +118,7 @@ def _changes(rows: Sequence[Row], classes: Sequence[str]) -> Grid:
         values = [100.0 if value is None else value for value in baseline.shares]
         labels = sorted(labels, key=lambda label: (smallest[label], values[label], label))[: charts.MANY_CLASSES]
 
-    def cells(label: int) -> list[Cell]:
+    def cells(label: int) -> list[str]:
         if baseline.shares[label] is None:
             return [Cell(ABSENT, "no examples", "absent", span=len(rows))]
         return [
@@ -133,15 +130,15 @@ def _changes(rows: Sequence[Row], classes: Sequence[str]) -> Grid:
         ]
 
     overall = [_change_cell(row.overall.value, row.change, False) for row in others]
-    return Grid(
-        "Change of every class against the baseline",
-        [Cell("Class"), *(name_cell(row.model) for row in rows)],
-        [
-            [Cell("all classes"), Cell(number(baseline.overall.value)), *overall],
+    return Table(
+        title="Change of every class against the baseline",
+        columns=["Class", *(name_cell(row.model) for row in rows)],
+        rows=[
+            ["all classes", number(baseline.overall.value), *overall],
             *([name_cell(classes[label]), *cells(label)] for label in labels),
         ],
         css="changes",
-        strong=frozenset({0}),
+        strong=0,
     )
 
 
@@ -153,10 +150,3 @@ def _change_cell(value: float | None, change: Change | None, lowest: bool) -> Ce
     test = f"{p_text(change.p_value)}; {change.gained:,} gained, {change.lost:,} lost"
     small = test if significant else f"not significant, {test}"
     return Cell(f"{number(value)} {signed(change.points)}", small, f"{css} significant" if significant else css)
-
-
-def _checked(links: Mapping[str, str], models: Sequence[str]) -> dict[str, str]:
-    for model in links:
-        if model not in models:
-            raise unknown("model", model, models)
-    return {model: relative(href) for model, href in links.items()}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from classwise.reporting.estimates import ClassEstimate, Estimate, estimate
+from classwise.reporting.estimates import ClassEstimate, Estimate, class_estimates
 from classwise.reporting.part import Part
 from classwise.storage.verdicts import Verdicts
 
@@ -57,13 +57,7 @@ class Corruptions(Part):
             share = np.mean([verdicts.corrupted[key] == verdicts.label for key in kept], axis=0)
             n = np.bincount(verdicts.label, minlength=len(classes))
             sums = np.bincount(verdicts.label, weights=share, minlength=len(classes))
-            return {
-                "overall": Estimate(**estimate(float(sums.sum()), int(n.sum()))),
-                "by_class": [
-                    ClassEstimate(label=label, name=name, **estimate(float(sums[label]), int(n[label])))
-                    for label, name in enumerate(classes)
-                ],
-            }
+            return class_estimates(sums.tolist(), n.tolist(), classes)
 
         families = list(dict.fromkeys(info.family for info in kinds))
         return cls(

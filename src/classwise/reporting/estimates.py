@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pydantic import Field
 
-from classwise.metrics import wilson
+from classwise.metrics import rho, wilson
 from classwise.reporting.part import Part
 
 
@@ -47,6 +48,15 @@ def estimate(correct: float, n: int) -> dict[str, Any]:
     return {"value": percent(correct / n), "low": percent(float(low)), "high": percent(float(high)), "n": n}
 
 
+def class_estimates(correct: Sequence[float], n: Sequence[int], classes: Sequence[str]) -> dict[str, Any]:
+    """Return the estimates over all examples and of every class, as fields of a result."""
+    by_class = [
+        ClassEstimate(label=label, name=name, **estimate(correct[label], n[label]))
+        for label, name in enumerate(classes)
+    ]
+    return {"overall": Estimate(**estimate(sum(correct), sum(n))), "by_class": by_class}
+
+
 def share(part: Interval, unit: str = "") -> str:
     """Format a value with its unit and, if known, its interval.
 
@@ -62,3 +72,16 @@ def share(part: Interval, unit: str = "") -> str:
 def percent(share: float) -> float:
     """Return a share in percent, rounded as in reports."""
     return round(100 * share, 4)
+
+
+def rounded(value: float | None) -> float | None:
+    """Return a number rounded as in reports."""
+    return None if value is None else round(float(value), 4)
+
+
+def rounded_rho(values: tuple[float | None, float | None], baseline: tuple[float | None, float | None]) -> float | None:
+    """Return rho of an average and a worst class against a baseline's; None if undefined or not measured."""
+    (average, worst), (baseline_average, baseline_worst) = values, baseline
+    if average is None or worst is None or baseline_average is None or baseline_worst is None:
+        return None
+    return rounded(rho(average=average, worst=worst, baseline_average=baseline_average, baseline_worst=baseline_worst))

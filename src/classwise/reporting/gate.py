@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 from pydantic import computed_field
 
 from classwise.core.errors import InputError, unknown
-from classwise.metrics.counts import Ints
 from classwise.metrics.intervals import gap_interval, variance_interval
 from classwise.reporting.part import Part
 from classwise.reporting.results import ComparisonData, ReportData
@@ -20,8 +17,6 @@ from classwise.reporting.sanity import SEVERITIES
 PERCENT = 100.0
 LARGEST_CV = 2500.0
 """The largest possible value: half of the classes at 0%, half at 100%; in percent²."""
-
-Bound = Literal["at least", "at most"]
 
 
 class Check(Part):
@@ -64,22 +59,9 @@ def thresholds(
     see ``gap_interval`` and ``variance_interval``. Limits are checked one by one: a limit that does not hold for the
     true value passes in about 2.5% of cases.
     """
-    demands: list[tuple[_Measure, Bound, float | None, float]] = [
-        (_worst, "at least", min_worst, PERCENT),
-        (_average, "at least", min_average, PERCENT),
-        *((partial(_class, label=label), "at least", limit, PERCENT) for label, limit in _named(report, min_class)),
-        (_mcd, "at most", max_mcd, PERCENT),
-        (_cv, "at most", max_cv, LARGEST_CV),
-    ]
-    checks = []
-    for measure, sense, limit, largest in demands:
-        if limit is None:
-            continue
-        if not 0 <= limit <= largest:
-            kind = "a percentage" if largest == PERCENT else "a variance in percent²"
-            raise InputError(f"a limit must be {kind} from 0 to {largest:g}, got {limit}")
-        checks.append(_judged(key, measure(report, key), sense, limit, confident))
-    return checks
+    demands: list[tuple[str | int, float | None]] = [("worst", min_worst), ("average", min_average)]
+    demands += [*_by_label(report, min_class), ("MCD", max_mcd), ("CV", max_cv)]
+    return [_check(report, key, what, limit, confident) for what, limit in demands if limit is not None]
 
 
 def no_worse_than(comparison: ComparisonData, key: str, alpha: float) -> list[Check]:
@@ -126,78 +108,57 @@ def no_findings(report: ReportData, severity: str) -> list[Check]:
     ]
 
 
-class _Measured(NamedTuple):
-    what: str
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-
-
-_Measure = Callable[[ReportData, str], _Measured]
-
-
-def _worst(report: ReportData, key: str) -> _Measured:
-    worst = report[key].worst
-    if worst is None:
-        return _Measured("worst class", None)
-    return _Measured(f"worst class {worst.name}", worst.value, worst.corrected.low, worst.corrected.high)
-
-
-def _average(report: ReportData, key: str) -> _Measured:
-    overall = report[key].overall
-    return _Measured("average", overall.value, overall.low, overall.high)
-
-
-def _class(report: ReportData, key: str, label: int) -> _Measured:
-    part = report[key].by_class[label]
-    bounds = (part.low, part.high) if _all_drawn(report) else ()
-    return _Measured(f"class {part.name}", part.value, *bounds)
-
-
-def _mcd(report: ReportData, key: str) -> _Measured:
-    bounds = gap_interval(*_counts(report, key)) if _all_drawn(report) else None
-    return _Measured("MCD", report[key].mcd, *(PERCENT * bound for bound in bounds or ()))
-
-
-def _cv(report: ReportData, key: str) -> _Measured:
-    bounds = variance_interval(*_counts(report, key)) if _all_drawn(report) else None
-    return _Measured("CV", report[key].cv, *(PERCENT**2 * bound for bound in bounds or ()))
-
-
-def _all_drawn(report: ReportData) -> bool:
-    """Whether all examples were attacked; after adaptive evaluation the values of single classes are biased."""
-    return report.allocation is None
-
-
-def _counts(report: ReportData, key: str) -> tuple[Ints, Ints]:
-    confusion = np.array(report.confusion[key], dtype=np.int64)
-    return confusion.diagonal(), confusion.sum(axis=1)
-
-
-def _judged(key: str, part: _Measured, sense: Bound, limit: float, confident: bool) -> Check:
-    what, value, low, high = part
-    bound = low if sense == "at least" else high
+def _check(report: ReportData, key: str, what: str | int, limit: float, confident: bool) -> Check:
+    """Check one limit; an integer is the label of a class."""
+    largest, unit = (LARGEST_CV, "a variance in percent²") if what == "CV" else (PERCENT, "a percentage")
+    if not 0 <= limit <= largest:
+        raise InputError(f"a limit must be {unit} from 0 to {largest:g}, got {limit}")
+    name, value, low, high = _measured(report, key, what)
+    at_most = what in ("MCD", "CV")
+    bound = high if at_most else low
     if confident and value is not None and bound is None:
         raise InputError(
-            f"--confident needs an interval, which {what} does not have after --until-worst-ci: omit --confident"
+            f"--confident needs an interval, which {name} does not have after --until-worst-ci: omit --confident"
         )
-    decisive = [one for one in (value, bound if confident else value) if one is not None]
+    decisive = [one for one in (value, bound if confident else None) if one is not None]
     interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
     return Check(
-        passed=bool(decisive) and all(one >= limit if sense == "at least" else one <= limit for one in decisive),
-        what=f"{key}: {what}",
+        passed=bool(decisive) and all(one <= limit if at_most else one >= limit for one in decisive),
+        what=f"{key}: {name}",
         measured="not measured" if value is None else f"{value:.2f}{interval}",
-        wanted=f"{sense} {limit:g}{' with 95% confidence' if confident else ''}",
+        wanted=f"{'at most' if at_most else 'at least'} {limit:g}{' with 95% confidence' if confident else ''}",
         value=value,
         low=low,
         high=high,
     )
 
 
-def _named(report: ReportData, demands: Sequence[str]) -> list[tuple[int, float]]:
+def _measured(report: ReportData, key: str, what: str | int) -> tuple[str, float | None, float | None, float | None]:
+    """Return the name of a quantity, its value and its interval."""
+    result = report[key]
+    worst, overall = result.worst, result.overall
+    if what == "worst":
+        if worst is None:
+            return "worst class", None, None, None
+        return f"worst class {worst.name}", worst.value, worst.corrected.low, worst.corrected.high
+    if what == "average":
+        return "average", overall.value, overall.low, overall.high
+    drawn = report.allocation is None  # after adaptive evaluation the values of single classes are biased
+    if isinstance(what, int):
+        part = result.by_class[what]
+        return f"class {part.name}", part.value, part.low if drawn else None, part.high if drawn else None
+    confusion = np.array(report.confusion[key], dtype=np.int64)
+    value, scale, bounds = (
+        (result.mcd, PERCENT, gap_interval) if what == "MCD" else (result.cv, PERCENT**2, variance_interval)
+    )
+    found = bounds(confusion.diagonal(), confusion.sum(axis=1)) if drawn else None
+    low, high = (None, None) if found is None else (scale * found[0], scale * found[1])
+    return str(what), value, low, high
+
+
+def _by_label(report: ReportData, demands: Sequence[str]) -> list[tuple[int, float]]:
     """Return labels and limits from texts such as ``cat=30``. A name takes precedence over an equal label."""
-    classes = report.dataset.classes
-    found = []
+    classes, found = report.dataset.classes, []
     for demand in demands:
         name, equals, text = demand.rpartition("=")
         try:

@@ -16,14 +16,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from classwise.core.errors import InputError
-from classwise.metrics import rho
+from classwise.reporting.estimates import Interval, rounded, rounded_rho
+from classwise.reporting.formatting import ABSENT
 from classwise.reporting.part import Part
-from classwise.reporting.results import ReportData, Result
+from classwise.reporting.results import ReportData
 from classwise.storage.files import digest_json
 from classwise.storage.verdicts import NATURAL, WORST_CASE
 
 BASELINE = "trades"
-UNKNOWN = "–"
 
 
 class Spread(Part):
@@ -31,7 +31,7 @@ class Spread(Part):
 
     value: float | None
     """The mean."""
-    sd: float | None
+    sd: float | None = None
     """Standard deviation; null for one seed."""
     low: float | None = None
     high: float | None = None
@@ -57,7 +57,7 @@ class Entry(Part):
     """The worst class of each seed, without repetition."""
     cv: Spread
     mcd: Spread
-    rho: float | None
+    rho: float | None = None
     baseline: bool
     runs: list[int]
     """Indices of its runs."""
@@ -95,21 +95,13 @@ def leaderboard(reports: Sequence[ReportData], *, baseline: str = BASELINE) -> L
     for number, report in enumerate(reports):
         groups.setdefault(_same_but_for_the_seed(report, number), []).append(number)
     entries = [
-        _entry(key, [reports[number] for number in numbers], numbers)
+        _entry(key, [reports[number] for number in numbers], numbers, baseline)
         for numbers in groups.values()
         for key in reports[numbers[0]].results
     ]
-    entries = [_against(entry, entries, baseline) for entry in entries]
+    entries = [_against(entry, entries) for entry in entries]
     entries.sort(key=lambda entry: (-(entry.worst.value or 0.0), -(entry.average.value or 0.0), entry.model))
     return Leaderboard(baseline=baseline, entries=entries)
-
-
-def robustbench(reports: Sequence[ReportData]) -> list[dict[str, Any]]:
-    """Return a record per run under the keys of RobustBench's model cards, with class accuracies.
-
-    ``autoattack_acc`` is present if AutoAttack or ``fast`` ran.
-    """
-    return [_card(report) for report in reports]
 
 
 def unique_class_names(classes: Sequence[str]) -> list[str]:
@@ -126,8 +118,17 @@ def unique_class_names(classes: Sequence[str]) -> list[str]:
     return list(names)
 
 
+def robustbench(reports: Sequence[ReportData]) -> list[dict[str, Any]]:
+    """Return a record per run under the keys of RobustBench's model cards, with class accuracies.
+
+    ``autoattack_acc`` is present if AutoAttack or ``fast`` ran.
+    """
+    return [_card(report) for report in reports]
+
+
 def _card(report: ReportData) -> dict[str, Any]:
     trained, strongest, names = _trained(report), report[report.strongest], unique_class_names(report.dataset.classes)
+    worst = strongest.worst
     judged = [key for key in ("autoattack", "fast") if key in report.results]
     return {
         "name": model_name(report),
@@ -141,9 +142,9 @@ def _card(report: ReportData) -> dict[str, Any]:
             "method": _method(trained),
             "attack": {key: info.spec for key, info in report.attacks.items()},
             "robust_acc": strongest.overall.value,
-            "worst_class": None if strongest.worst is None else names[strongest.worst.label],
-            "worst_class_acc": None if strongest.worst is None else strongest.worst.value,
-            "worst_class_interval": None if strongest.worst is None else [strongest.worst.low, strongest.worst.high],
+            "worst_class": worst and names[worst.label],
+            "worst_class_acc": worst and worst.value,
+            "worst_class_interval": worst and [worst.low, worst.high],
             "class_acc": {names[part.label]: part.value for part in strongest.by_class},
             "clean_class_acc": {names[part.label]: part.value for part in report[NATURAL].by_class},
             "cv": strongest.cv,
@@ -154,49 +155,40 @@ def _card(report: ReportData) -> dict[str, Any]:
     }
 
 
-def _entry(key: str, reports: list[ReportData], runs: list[int]) -> Entry:
+def _entry(key: str, reports: list[ReportData], runs: list[int], baseline: str) -> Entry:
     first, results = reports[0], [report[key] for report in reports]
-    trained = _trained(first)
-    single: Result | None = results[0] if len(results) == 1 else None
     names = unique_class_names(first.dataset.classes)
     worst = [result.worst for result in results if result.worst is not None]
+    settings = {WORST_CASE: " + ".join(_specs(first))} | {name: info.spec for name, info in first.attacks.items()}
+    method = _method(_trained(first))
     return Entry(
         model=model_name(first),
         architecture=_architecture(first),
-        method=_method(trained),
+        method=method,
         dataset=f"{first.dataset.name}/{first.dataset.split}",
         n=first.dataset.n,
         threat=f"{first.threat.norm} {first.threat.eps_text}",
         result=key,
-        settings=first.attacks[key].spec
-        if key in first.attacks
-        else " + ".join(_specs(first))
-        if key == WORST_CASE
-        else "",
+        settings=settings.get(key, ""),
         seeds=[_trained(report).get("seed") for report in reports],
-        average=_spread([result.overall.value for result in results], single and single.overall),
-        worst=_spread([one.value for one in worst], single and single.worst),
+        average=_spread([result.overall for result in results]),
+        worst=_spread(worst),
         worst_classes=list(dict.fromkeys(names[one.label] for one in worst)),
-        cv=_spread([result.cv for result in results]),
-        mcd=_spread([result.mcd for result in results]),
-        rho=None,
-        baseline=False,
+        cv=_spread([Spread(value=result.cv) for result in results]),
+        mcd=_spread([Spread(value=result.mcd) for result in results]),
+        baseline=method == baseline,
         runs=runs,
     )
 
 
-def _against(entry: Entry, entries: Sequence[Entry], baseline: str) -> Entry:
+def _against(entry: Entry, entries: Sequence[Entry]) -> Entry:
     """Return the entry with rho against the baseline of the same architecture, data, threat and attack."""
-    if entry.method == baseline:
-        return entry.model_copy(update={"baseline": True})
-    own = _comparable(entry)
-    base = next((other for other in entries if other.method == baseline and _comparable(other) == own), None)
-    values = [part.value for one in (entry, base) if one is not None for part in (one.average, one.worst)]
-    if base is None or any(value is None for value in values):
+    own, others = _comparable(entry), () if entry.baseline else entries
+    base = next((other for other in others if other.baseline and _comparable(other) == own), None)
+    if base is None:
         return entry
-    average, worst, base_average, base_worst = (value or 0.0 for value in values)
-    found = rho(average=average, worst=worst, baseline_average=base_average, baseline_worst=base_worst)
-    return entry.model_copy(update={"rho": None if found is None else round(found, 4)})
+    value = rounded_rho((entry.average.value, entry.worst.value), (base.average.value, base.worst.value))
+    return entry.model_copy(update={"rho": value})
 
 
 def _comparable(entry: Entry) -> tuple[Any, ...]:
@@ -205,9 +197,8 @@ def _comparable(entry: Entry) -> tuple[Any, ...]:
 
 def _same_but_for_the_seed(report: ReportData, number: int) -> str:
     trained = {name: value for name, value in _trained(report).items() if name != "seed"}
-    if not trained:
-        return str(number)
-    return digest_json([trained, report.dataset.digest, report.dataset.n, report.threat.eps_text, _specs(report)])
+    same = [trained, report.dataset.digest, report.dataset.n, report.threat.eps_text, _specs(report)]
+    return digest_json(same) if trained else str(number)
 
 
 def _specs(report: ReportData) -> list[str]:
@@ -216,28 +207,20 @@ def _specs(report: ReportData) -> list[str]:
 
 def model_name(report: ReportData) -> str:
     """Return the name of the recipe, else of the weights, else of the model."""
-    trained = _trained(report)
-    if "name" in trained:
-        return str(trained["name"])
     weights = report.model.get("weights")
-    return str(report.model.get("name", "model")) if weights is None else Path(str(weights)).stem
+    return str(_trained(report).get("name", report.name if weights is None else Path(str(weights)).stem))
 
 
 def _architecture(report: ReportData) -> str:
-    trained = _trained(report)
-    if "model" in trained:
-        return str(trained["model"])
-    return str(report.model.get("spec", UNKNOWN)) if "weights" in report.model else UNKNOWN
+    given = report.model.get("spec", ABSENT) if "weights" in report.model else ABSENT
+    return str(_trained(report).get("model", given))
 
 
 def _method(trained: Mapping[str, Any]) -> str:
     """Return objective, policy and repair, as ``trades + wat + bias repair``; the uniform policy is omitted."""
-    if not trained:
-        return UNKNOWN
-    parts = [_name(trained.get(part)) for part in ("objective", "policy")]
-    repaired = _name(trained.get("repaired"))
-    parts += [f"{repaired} repair"] if repaired else []
-    return " + ".join(part for part in parts if part not in ("", "uniform")) or UNKNOWN
+    objective, policy, repaired = (_name(trained.get(part)) for part in ("objective", "policy", "repaired"))
+    parts = [objective, policy, repaired and f"{repaired} repair"]
+    return " + ".join(part for part in parts if part not in ("", "uniform")) or ABSENT
 
 
 def _name(part: Any) -> str:
@@ -250,11 +233,11 @@ def _trained(report: ReportData) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _spread(values: Sequence[float | None], single: Any = None) -> Spread:
-    known = [value for value in values if value is not None]
+def _spread(parts: Sequence[Interval]) -> Spread:
+    known = [part.value for part in parts if part.value is not None]
+    if len(parts) == 1:
+        return Spread(value=parts[0].value, low=parts[0].low, high=parts[0].high)
     return Spread(
-        value=round(statistics.fmean(known), 4) if known else None,
-        sd=round(statistics.stdev(known), 4) if len(known) > 1 else None,
-        low=None if single is None else single.low,
-        high=None if single is None else single.high,
+        value=rounded(statistics.fmean(known)) if known else None,
+        sd=rounded(statistics.stdev(known)) if len(known) > 1 else None,
     )

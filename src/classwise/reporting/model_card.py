@@ -14,8 +14,9 @@ from classwise.reporting.estimates import Interval
 from classwise.reporting.formatting import plain
 from classwise.reporting.leaderboard import model_name
 from classwise.reporting.results import ReportData
+from classwise.reporting.tables import Cell, Table
 from classwise.reporting.text import markdown_escaped as escaped
-from classwise.reporting.text import number
+from classwise.reporting.text import markdown_table, number
 from classwise.reporting.wording import report_verdict
 from classwise.storage.verdicts import NATURAL
 
@@ -39,83 +40,77 @@ def model_card(
 
     ``training``, ``repaired``: the records of the run.
     """
-    return "\n".join(
-        [
-            *_front_matter(report),
-            f"# {escaped(model_name(report))}",
-            "",
-            f"Measured: {escaped(report_verdict(report))}",
-            "",
-            f"An image classifier for {len(report.dataset.classes)} classes of {escaped(report.dataset.name)}: "
-            f"{escaped(architecture)}, {parameters:,} parameters. Input: NCHW images in \\[0, 1\\]; "
-            "normalization is part of the model.",
-            "",
-            "## Robustness by class",
-            "",
-            *_table(report),
-            "",
-            "## Evaluation",
-            "",
-            *_measured(report),
-            "",
-            "## Training",
-            "",
-            *_trained(training),
-            *_repaired(repaired),
-            "",
-            "## Loading",
-            "",
-            "```python",
-            SNIPPET.rstrip("\n"),
-            "```",
-            "",
-            "With classwise: `--model hf:DIR`. `config.json` lists the classes in the order of the logits.",
-            "",
-        ]
-    )
+    lines = [
+        f"# {escaped(model_name(report))}",
+        "",
+        f"Measured: {escaped(report_verdict(report))}",
+        "",
+        f"An image classifier for {len(report.dataset.classes)} classes of {escaped(report.dataset.name)}: "
+        f"{escaped(architecture)}, {parameters:,} parameters. Input: NCHW images in \\[0, 1\\]; "
+        "normalization is part of the model.",
+        "",
+        "## Robustness by class",
+        "",
+        *markdown_table(_table(report)),
+        "",
+        "## Evaluation",
+        "",
+        *_measured(report),
+        "",
+        "## Training",
+        "",
+        *_trained(training),
+        *_repaired(repaired),
+        "",
+        "## Loading",
+        "",
+        "```python",
+        SNIPPET.rstrip("\n"),
+        "```",
+        "",
+        "With classwise: `--model hf:DIR`. `config.json` lists the classes in the order of the logits.",
+        "",
+    ]
+    return "\n".join([*_front_matter(report), *lines])
 
 
 def _front_matter(report: ReportData) -> Iterator[str]:
-    strongest = report[report.strongest]
+    strongest, threat = report[report.strongest], f"{report.threat.norm} {report.threat.eps_text}"
     metrics = {"natural accuracy": report[NATURAL].overall.value}
     if report.strongest != NATURAL:
-        threat = f"{report.threat.norm} {report.threat.eps_text}"
         metrics[f"robust accuracy, {threat}"] = strongest.overall.value
         metrics[f"robust accuracy of the worst class, {threat}"] = strongest.worst.value if strongest.worst else None
-    data = _quoted(report.dataset.name)
-    yield from ("---", "library_name: classwise", "pipeline_tag: image-classification")
-    yield from ("tags:", "- adversarial-robustness", "- class-wise-robustness", "datasets:", f"- {data}")
-    yield from ("model-index:", f"- name: {_quoted(model_name(report))}", "  results:")
-    yield from ("  - task:", "      type: image-classification", "    dataset:")
-    yield from (f"      name: {data}", f"      type: {data}", f"      split: {_quoted(report.dataset.split)}")
-    yield "    metrics:"
-    for name, value in metrics.items():
+    name, data, split = map(_quoted, (model_name(report), report.dataset.name, report.dataset.split))
+    yield from ("---", "library_name: classwise", "pipeline_tag: image-classification", "tags:")
+    yield from ("- adversarial-robustness", "- class-wise-robustness", "datasets:", f"- {data}", "model-index:")
+    yield from (f"- name: {name}", "  results:", "  - task:", "      type: image-classification", "    dataset:")
+    yield from (f"      name: {data}", f"      type: {data}", f"      split: {split}", "    metrics:")
+    for metric, value in metrics.items():
         if value is not None:
-            yield from ("    - type: accuracy", f"      name: {_quoted(name)}", f"      value: {value:.4f}")
+            yield from ("    - type: accuracy", f"      name: {_quoted(metric)}", f"      value: {value:.4f}")
     yield from ("---", "")
 
 
-def _table(report: ReportData) -> Iterator[str]:
+def _table(report: ReportData) -> Table:
     """Return a row per class with the interval of every result, the worst class in bold."""
-    keys = list(report.results)
-    worst = {key: report[key].worst for key in keys}
-    yield _row(["class", "n", *keys])
-    yield f"| :-- | {' | '.join(['--:'] * (1 + len(keys)))} |"
-    for label, name in enumerate(report.dataset.classes):
-        parts = [report[key].by_class[label] for key in keys]
-        bold = [(one := worst[key]) is not None and one.label == label for key in keys]
-        yield _row([name, str(parts[-1].n), *map(_estimate, parts)], [False, False, *bold])
-    overall = [report[key].overall for key in keys]
-    yield _row(["all", str(overall[-1].n), *map(_estimate, overall)])
+    results = list(report.results.values())
+    worst = [result.worst.label if result.worst else None for result in results]
+    rows = [
+        [
+            name,
+            str(results[-1].by_class[label].n),
+            *(_estimate(one.by_class[label], label == low) for one, low in zip(results, worst, strict=True)),
+        ]
+        for label, name in enumerate(report.dataset.classes)
+    ]
+    overall = [result.overall for result in results]
+    rows.append(["all", str(overall[-1].n), *(_estimate(part, False) for part in overall)])
+    return Table(title="", columns=[Cell("class", css="left"), "n", *report.results], rows=rows)
 
 
-def _row(cells: list[str], bold: list[bool] | None = None) -> str:
-    marks = ["**" if one else "" for one in bold or [False] * len(cells)]
-    return f"| {' | '.join(mark + escaped(cell) + mark for mark, cell in zip(marks, cells, strict=True))} |"
-
-
-def _estimate(part: Interval) -> str:
-    return "–" if part.value is None else f"{number(part.value)} [{number(part.low)}, {number(part.high)}]"
+def _estimate(part: Interval, bold: bool) -> Cell:
+    bounds = "" if part.low is None else f" [{number(part.low)}, {number(part.high)}]"
+    return Cell(f"{number(part.value)}{bounds}", css="bold" if bold else "")
 
 
 def _measured(report: ReportData) -> Iterator[str]:
@@ -128,10 +123,9 @@ def _measured(report: ReportData) -> Iterator[str]:
     yield ""
     yield from (f"- {escaped(key)}: {escaped(info.settings)}" for key, info in report.attacks.items())
     if (worst := report.worst) is not None:
-        low, high = number(worst.corrected.low), number(worst.corrected.high)
         yield (
             f"- Worst class, selection-corrected (for being the minimum over noisy values): "
-            f"{number(worst.corrected.value)} \\[{low}, {high}\\]."
+            f"{escaped(_estimate(worst.corrected, False))}."
         )
     yield from (f"- {escaped(finding.severity)}: {escaped(finding.text)}" for finding in report.sanity.findings)
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from hashlib import sha256
 from html import escape
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
 
 from markupsafe import Markup
 
@@ -50,7 +52,8 @@ PALETTE = {
 }
 """Name → color on a light and on a dark page. The categorical ones are Okabe and Ito's (2008)."""
 COLORS = {name: light for name, (light, _) in PALETTE.items()}
-MODEL_COLORS = tuple(COLORS[name] for name in ("gray", "blue", "orange", "green", "pink", "sky"))
+MODEL_NAMES = ("gray", "blue", "orange", "green", "pink", "sky")
+MODEL_COLORS = tuple(COLORS[name] for name in MODEL_NAMES)
 """Colors of the models of a comparison; the first is the baseline's."""
 PAGE_SIZE, FILE_SIZE = 12.5, 9.0
 """Font sizes of pages (pixels) and files (points)."""
@@ -92,6 +95,7 @@ def style(size: float) -> Iterator[None]:
         "axes.axisbelow": True,
         "axes.grid": True,
         "grid.color": COLORS["line"],
+        "lines.linewidth": 0.15 * size,
         "xtick.color": COLORS["muted"],
         "ytick.color": COLORS["ink"],
         "xtick.major.size": 0,
@@ -122,8 +126,8 @@ def inline(
     draw: Draw,
     alt: str,
     widths: tuple[float, ...],
-    titles: Mapping[str, str] | None = None,
-    alternatives: Mapping[str, str] | None = None,
+    titles: Mapping[str, str],
+    alternatives: Mapping[str, str],
 ) -> Markup:
     """Return a drawing for a page.
 
@@ -133,16 +137,8 @@ def inline(
     alt = printable(alt)
     names = ("narrow", "wide") if len(widths) > 1 else ("",)
     return Markup("").join(
-        _inline(draw, alt, width, name, titles or {}, alternatives or {})
-        for width, name in zip(widths, names, strict=True)
+        _inline(draw, alt, width, name, titles, alternatives) for width, name in zip(widths, names, strict=True)
     )
-
-
-def font_size() -> float:
-    """Return the font size of the drawing in progress."""
-    from matplotlib import rcParams
-
-    return float(rcParams["font.size"])
 
 
 def save(figure: Figure, path: Any, kind: str) -> None:
@@ -192,8 +188,7 @@ def short(name: str, letters: float) -> str:
     >>> short("a very long name", 8)
     'a very …'
     """
-    text = "".join("\N{REPLACEMENT CHARACTER}" if c in "\ufffe\uffff" else c for c in plain(name))
-    most = max(3, int(letters))
+    text, most = printable(plain(name)), max(3, int(letters))
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -206,17 +201,12 @@ def _letters(text: str) -> float:
     return sum(1.8 if unicodedata.east_asian_width(c) in "WF" else 1.0 for c in text)
 
 
-_DROPPED = re.compile(
-    r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>"
-    r'|<defs>\s*(<clipPath.*?</clipPath>\s*)+</defs>| clip-path="[^"]*"| transform="rotate\(-?0 [^)]*\)"'
-    r'| xmlns(:xlink)?="[^"]*"| version="1.1"|; stroke-linejoin: miter|; stroke-linecap: (square|butt)',
-    re.DOTALL,
-)
-_FONT = re.compile(r'style="font: (?:normal )*([\d.]+)px [^;"]*')
-_FONT_FAMILY = re.compile(r"font-family: [^;\"]*;? ?")
+_HEAD = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->| xmlns(:xlink)?=\"[^\"]*\"|xlink:(?=href)", re.DOTALL)
+_UNUSED = re.compile(r"font-family: [^;]*;? ?|stroke-linejoin: miter;? ?|stroke-linecap: (square|butt);? ?")
+_FONT = re.compile(r"font: (?:normal )*([\d.]+)px [^;]*")
 _COLOR = re.compile(r"#[0-9a-f]{6}")
-_COMMAND = re.compile(r" ?\b([MLCQz]) ?")
 _DECIMALS = re.compile(r"(\d+\.\d)\d+")
+_COMMAND = re.compile(r"\s*\b([MLCQz])\s*")
 
 
 def _inline(
@@ -225,67 +215,45 @@ def _inline(
     written = io.StringIO()
     with style(PAGE_SIZE):
         draw(width, PAGE_SIZE).savefig(written, format="svg", metadata={"Date": None})
-    svg = _DROPPED.sub("", written.getvalue())
-    head, body = re.split(r"(?<=>)", svg.lstrip(), maxsplit=1)
-    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', head)
-    assert box is not None
-    images: list[str] = []
-
-    def keep(found: re.Match[str]) -> str:
-        images.append(found[0])
-        return f"\ue000{len(images) - 1}\ue001"
-
-    body = re.sub(r'"data:image/png;base64,[^"]*"', keep, body)
-    texts = re.split(r"(<text\b[^>]*>[^<]*</text>|<[^>]*>)", body)
-    body = "".join(_element(part) if part.startswith("<") else part.strip() for part in texts)
-    body = _with_ids(body, titles, alternatives, alt + shown)
-    body = re.sub("\ue000(\\d+)\ue001", lambda found: images[int(found[1])], body)
-    sized = "" if shown else f";width:{float(box[1]):g}px"
+    root = ElementTree.fromstring(_HEAD.sub("", written.getvalue()))
+    mark = f"f{sha256(f'{alt}{shown}{written.getvalue()}'.encode()).hexdigest()[:8]}-"
+    _simplify(root, mark, titles, alternatives)
+    wide, high = (float(size) for size in root.attrib["viewBox"].split()[2:])
+    body = "".join(ElementTree.tostring(child, encoding="unicode") for child in root)
+    body = body.replace("<g />", "").replace("<defs />", "")
+    sized = "" if shown else f";width:{wide:g}px"
     return Markup(
-        f'<svg class="chart {shown}" role="img" aria-label="{escape(alt)}" '
-        f'viewBox="0 0 {float(box[1]):g} {float(box[2]):g}" style="max-width:{float(box[1]):g}px{sized}">{body}'
+        f'<svg class="chart {shown}" role="img" aria-label="{escape(alt)}" viewBox="0 0 {wide:g} {high:g}" '
+        f'style="max-width:{wide:g}px{sized}">{body}</svg>'
     )
 
 
-def _element(tag: str) -> str:
-    """A tag in fewer bytes, its colors as variables, its font that of the page."""
-    if tag.startswith("</"):
-        return tag
-    head, text = re.match(r"(<[^>]*>)(.*)", tag, re.DOTALL).groups()  # type: ignore[union-attr]
-    head = " ".join(head.split())
-    head = _FONT.sub(r'style="font-size:\1px', head)
-    head = _FONT_FAMILY.sub("", head)
-    head = _COLOR.sub(lambda found: f"var(--{_NAMES[found[0]]})" if found[0] in _NAMES else found[0], head)
-    head = _COMMAND.sub(r"\1", _DECIMALS.sub(r"\1", head)).replace("; ", ";").replace(": ", ":").replace('" />', '"/>')
-    return head + text
-
-
-def _with_ids(body: str, titles: Mapping[str, str], alternatives: Mapping[str, str], seed: str) -> str:
-    """Drop the ids, or make them unique on the page if something refers to them; our own become classes."""
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]*)', body))
-    mark = f"f{sha256(f'{seed}{body}'.encode()).hexdigest()[:8]}-"
-
-    def replaced(found: re.Match[str]) -> str:
-        own = found[1]
-        if own in titles:
-            return f'<g class="{own.partition("--")[0]}"><title>{escape(printable(titles[own]))}</title>'
-        return f'<g id="{mark}{own}">' if own in used else "<g>"
-
-    def switched(found: re.Match[str]) -> str:
-        text, other = found[2], alternatives.get(found[1])
-        if other is None:
-            return text
-        first, second = (text.replace("<text", f'<text class="{kind}"', 1) for kind in ("cnt", "pct"))
-        return first + _TEXT.sub(lambda _: f">{escape(other)}<", second, count=1)
-
-    body = re.sub(r'<g id="([^"]*)">(<text\b[^>]*>[^<]*</text>)</g>', switched, body)
-    body = re.sub(r'<g id="([^"]*)">', replaced, body)
-    for name in used:
-        body = body.replace(f'"#{name}"', f'"#{mark}{name}"').replace(f'<path id="{name}"', f'<path id="{mark}{name}"')
-    body = re.sub(r'<path d="[^"]*" style="fill:none"/>|<g>?</g>|<g id="\w+"/>', "", body)
-    for _ in range(3):  # groups of one element, and of none
-        body = re.sub(r"<g>(<(?:path|use|image)\b[^>]*/>|<text\b[^>]*>[^<]*</text>|)</g>", r"\1", body)
-    return body
-
-
-_TEXT = re.compile(">[^<]*<")
+def _simplify(element: Element, mark: str, titles: Mapping[str, str], alternatives: Mapping[str, str]) -> None:
+    """Drop what a page does not need, use the colors and the font of the page, and add tooltips and alternatives."""
+    attributes, own = element.attrib, element.attrib.pop("id", "")
+    attributes.pop("clip-path", None)
+    element.tail, element.text = None, element.text if element.tag == "text" else None
+    if own in alternatives:
+        other = SubElement(element, "text", element[0].attrib | {"class": "pct"})
+        element[0].attrib["class"], other.text = "cnt", printable(alternatives[own])
+    for child in list(element):
+        if child.tag in ("metadata", "style", "clipPath"):
+            element.remove(child)
+        else:
+            _simplify(child, mark, titles, alternatives)
+    if own in titles:
+        attributes["class"] = own.partition("--")[0]
+        title = Element("title")
+        title.text = printable(titles[own])
+        element.insert(0, title)
+    elif element.tag == "path" and own:
+        attributes["id"] = mark + own
+    for name in ("d", "x", "y", "transform"):
+        if name in attributes:
+            attributes[name] = _COMMAND.sub(r"\1", _DECIMALS.sub(r"\1", attributes[name])).strip()
+    if attributes.get("href", "").startswith("#"):
+        attributes["href"] = f"#{mark}{attributes['href'][1:]}"
+    if "style" in attributes:
+        look = _FONT.sub(r"font-size:\1px", _UNUSED.sub("", attributes["style"]))
+        look = _COLOR.sub(lambda found: f"var(--{_NAMES[found[0]]})" if found[0] in _NAMES else found[0], look)
+        attributes["style"] = look.replace("; ", ";").replace(": ", ":")

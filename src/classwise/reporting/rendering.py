@@ -1,4 +1,4 @@
-"""Templates to HTML, the tables of pages, and the content policy of every page.
+"""Templates to HTML, the cells of tables, and the content policy of every page.
 
 Every text from outside (names of classes, models and attacks, settings) is escaped by Jinja; ids and selectors are
 built from positions, never from names.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -21,21 +20,22 @@ from classwise.core.errors import InputError
 from classwise.reporting import formatting, plotting
 from classwise.reporting.estimates import Interval
 from classwise.reporting.formatting import ABSENT, interval, number, printable
-from classwise.reporting.tables import Cell, Grid, Table
+from classwise.reporting.results import Result
+from classwise.reporting.tables import Cell
 from classwise.storage.verdicts import NATURAL, WORST_CASE
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-
 CV = Cell("CV", tip="class variance, in percent squared")
 MCD = Cell("MCD", tip="maximum class difference, in points")
 RHO = Cell("rho", tip="relative gain of the worst class minus relative loss of the average")
+WORST_HEADERS = (Cell("Worst class", css="left"), "its accuracy", "selection-corrected")
 
 
-def name_cell(name: str, small: str = "", css: str = "") -> Cell:
+def name_cell(name: str, small: str = "", css: str = "", **look: Any) -> Cell:
     """Return the cell of a name, which is cut if it is long."""
-    return Cell(name, small, f"{css} cut".strip(), name, tip=name)
+    return Cell(name, small, f"{css} cut".strip(), name, tip=name, **look)
 
 
 def estimate_cell(part: Interval | None, css: str = "") -> Cell:
@@ -50,12 +50,12 @@ def count_cell(value: int) -> Cell:
     return Cell(f"{value:,}", value=value)
 
 
-def worst_cells(worst: Any, values: Sequence[float | None]) -> list[Cell]:
-    """Return the name of the worst class, its accuracy, and its selection-corrected accuracy."""
+def worst_cells(result: Result) -> list[Cell]:
+    """Return the cells under ``WORST_HEADERS``."""
+    worst, others = result.worst, len(result.lowest) - 1
     if worst is None:
         return [Cell(ABSENT, css="left absent"), Cell(ABSENT, css="absent"), Cell(ABSENT, css="absent")]
-    others = sum(value == worst.value for value in values) - 1
-    more = f"and {others} more" if others > 0 else ""
+    more = f"and {others} more" if others else ""
     return [name_cell(worst.name, more, "left"), estimate_cell(worst, "accent"), estimate_cell(worst.corrected)]
 
 
@@ -97,7 +97,7 @@ def _environment() -> Environment:
         number=number,
         signed=formatting.signed,
         unbroken=_unbroken,
-        grid_of=_grid_of,
+        cell=lambda text: text if isinstance(text, Cell) else Cell(text),
         count=lambda value: f"{value:,}",
         compact=lambda value: f"{value:g}",
     )
@@ -108,6 +108,7 @@ def _environment() -> Environment:
         WORST_CASE=WORST_CASE,
         LEVEL=formatting.SIGNIFICANT,
         COLORS=plotting.COLORS,
+        MODEL_NAMES=plotting.MODEL_NAMES,
         PALETTE=Markup(plotting.style_sheet()),
         SCRIPT=Markup(script),
         SCRIPT_DIGEST=f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",
@@ -117,13 +118,6 @@ def _environment() -> Environment:
 
 def _printable(value: Any) -> Any:
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _grid_of(table: Table) -> Grid:
-    """A table of texts as a table of a page."""
-    return Grid(
-        table.title, [Cell(cell) for cell in table.columns], [[Cell(cell) for cell in row] for row in table.rows]
-    )
 
 
 def _unbroken(text: str) -> str:

@@ -7,20 +7,21 @@ It is the content of ``repair.json`` and of its page. Accuracies in percent.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from classwise.core.errors import InputError
-from classwise.reporting.estimates import ClassEstimate, Estimate, share
+from classwise.reporting.estimates import ClassEstimate, Estimate, Interval, share
 from classwise.reporting.figures import READABLE, Figure, Series, bars, heatmap, off_diagonal, points
-from classwise.reporting.formatting import SIGNIFICANT
+from classwise.reporting.formatting import number, percent
 from classwise.reporting.pages import answers_page
 from classwise.reporting.part import Part
-from classwise.reporting.report import Corrected, Result, ThreatInfo
-from classwise.reporting.tables import Table
-from classwise.storage.files import read_json, write_json, write_text
+from classwise.reporting.report import Corrected, Result, ThreatInfo, Worst
+from classwise.reporting.tables import Table, table_of
+from classwise.storage.files import write_json, write_text
 from classwise.storage.verdicts import NATURAL
 
 MOST_LISTED = 20
@@ -158,8 +159,8 @@ class RepairReport(Part):
         write_text(Path(path), page)
 
     def sentences(self) -> list[str]:
-        """Return the fit, the test evaluation and their tests as short sentences."""
-        found = [*self._fit_sentences(), *self._test_sentences()]
+        """Return the fit, the verdict on test images with its test, and what limits them."""
+        found = [self._fit_sentence(), *([] if self.test is None else [_test_sentence(self.test), *self.test.findings])]
         audit = self.search.get("audit")
         if isinstance(audit, dict) and audit.get("at_most") is not None:
             found.append(
@@ -169,107 +170,62 @@ class RepairReport(Part):
             )
         return [*found, *self.notes]
 
-    def _fit_sentences(self) -> list[str]:
+    def _fit_sentence(self) -> str:
         on, before, after = self.fitted_on, self.fitting_before, self.cross_validated
         where = "" if on is None else f" on {on.n:,} images of {on.data}/{on.split} ({on.origin})"
         if before is None or after is None:
-            return [f"{self.original_name}: repaired with {self.method}{where}."]
-        if not self.weight:
-            why = "No point of the frontier is significantly better"
-            if (self.choice or "").startswith("floor") and self.frontier:
-                why = f"The worst class, {self.frontier[0].worst:.1f}% smoothed, already reaches the floor"
-            return [f"Fitted{where}, {self.choice}. {why}: the model is unchanged."]
-        smooth = ""
-        if self.selected is not None and self.frontier:
-            smooth = f" (smoothed: {self.frontier[0].worst:.1f}% to {self.selected.worst:.1f}%)"
-        return [
-            f"Fitted{where}, {self.choice}. Cross-validated robust accuracy: the worst class changes from "
-            f"{_worst(before.robust)} to {_worst(after.robust)}{smooth}, the average from {_overall(before.robust)} to "
-            f"{_overall(after.robust)}, "
-            f"natural accuracy from {_overall(before.natural)} to {_overall(after.natural)}."
-        ]
-
-    def _test_sentences(self) -> list[str]:
-        found = self.test
-        if found is None:
-            return []
-        p = "" if found.average_p is None else f" (p = {found.average_p:.2g})"
-        rho = "" if found.rho is None else f" rho = {found.rho:+.2f}."
-        changed = [one for one in found.by_class if one.p_value is not None and one.p_value < SIGNIFICANT]
-        points = ", ".join(f"{one.name} {one.change:+.1f}" for one in sorted(changed, key=lambda one: -one.change))
-        corruptions = (
-            ""
-            if found.corrupted_before is None
-            else f", accuracy under corruptions from {_number(found.corrupted_before)}% to "
-            f"{_number(found.corrupted_after)}%"
-        )
-        return [
-            f"On {found.data} under {found.attack} the worst class changes from {share(found.worst_before, '%')} "
-            f"({found.worst_before.name}) to {share(found.worst_after, '%')} ({found.worst_after.name}); the average "
-            f"changes by {found.average_change:+.1f} points to {share(found.average_after, '%')}{p}.{rho}",
-            f"Natural accuracy changes from {share(found.natural_before, '%')} to {share(found.natural_after, '%')}, "
-            f"the calibration error (ECE) from {_number(found.ece_before)}% to {_number(found.ece_after)}%"
-            f"{corruptions}.",
-            f"Significant changes of robust accuracy (p < {SIGNIFICANT:g}): {points} points."
-            if points
-            else "No class changes significantly.",
-            *found.findings,
-        ]
+            return f"{self.original_name}: repaired with {self.method}{where}."
+        start = f"Fitted{where}, {self.choice}."
+        if self.weight:
+            return f"{start} Cross-validated worst class: {_worst(before.robust)} to {_worst(after.robust)}."
+        why = "No point of the frontier is significantly better"
+        if (self.choice or "").startswith("floor") and self.frontier:
+            why = f"The worst class, {self.frontier[0].worst:.1f}% smoothed, already reaches the floor"
+        return f"{start} {why}: the model is unchanged."
 
     def figures(self) -> list[Figure]:
-        """The frontier, classes before and after, and the biases."""
-        found = [self._frontier_figure()] if self.frontier and self.fitting_before and self.cross_validated else []
+        """The frontier, classes before and after, errors removed, and the biases."""
+        found = []
+        if self.frontier and self.fitting_before and self.cross_validated:
+            found.append(self._frontier_figure(self.fitting_before, self.cross_validated))
         if self.test is not None:
             found += self._class_figures(self.test)
             if self.test.errors_removed:
                 found.append(self._errors_figure(self.test))
         if self.biases is not None and len(self.classes) <= READABLE:
-            found.append(
-                bars(
-                    self.classes,
-                    [Series(name="bias", y=self.biases)],
-                    title="Class biases",
-                    alt="Bars of the bias added to the logit of each class.",
-                    y="added to the logit",
-                )
-            )
+            series = [Series(name="bias", y=self.biases)]
+            alt = "Bars of the bias added to the logit of each class."
+            found.append(bars(self.classes, series, title="Class biases", alt=alt, y="added to the logit"))
         return found
 
-    def _frontier_figure(self) -> Figure:
-        before, after = self.fitting_before, self.cross_validated
-        assert before is not None
-        assert after is not None
-        series = [
-            Series(
-                name="cross-validated, smoothed",
-                x=[one.average for one in self.frontier],
-                y=[one.worst for one in self.frontier],
-            ),
-            Series(
-                name="in-sample, smoothed",
-                x=[one.fitted_average for one in self.frontier],
-                y=[one.fitted_worst for one in self.frontier],
-                symbol="circle-open",
-            ),
-            _mark("original, counted", before.robust, "square"),
-            _mark("repaired, counted", after.robust, "diamond"),
+    def _frontier_figure(self, before: Accuracies, after: Accuracies) -> Figure:
+        front = self.frontier
+        smoothed, fitted = "cross-validated, smoothed", "in-sample, smoothed"
+        marks: list[tuple[str, Estimate, Interval | None, str]] = [
+            ("original, counted", before.robust.overall, before.robust.worst, "square"),
+            ("repaired, counted", after.robust.overall, after.robust.worst, "diamond"),
         ]
         if (test := self.test) is not None:
-            series += [
-                Series.of(
-                    "original, test images", [test.worst_before], x=[test.average_before.value], symbol="square-open"
-                ),
-                Series.of(
-                    "repaired, test images", [test.worst_after], x=[test.average_after.value], symbol="diamond-open"
-                ),
+            marks += [
+                ("original, test images", test.average_before, test.worst_before, "square-open"),
+                ("repaired, test images", test.average_after, test.worst_after, "diamond-open"),
             ]
         return points(
-            series,
+            [
+                Series(name=smoothed, x=[one.average for one in front], y=[one.worst for one in front]),
+                Series(
+                    name=fitted,
+                    x=[one.fitted_average for one in front],
+                    y=[one.fitted_worst for one in front],
+                    symbol="circle-open",
+                ),
+                *(Series.of(name, [low], x=[mean.value], symbol=sign) for name, mean, low, sign in marks if low),
+            ],
             title="Average against worst class",
             alt=f"Average against worst class under attack. {' '.join(self.sentences()[:2])}",
             x="average robust accuracy, %",
             y="worst class, %",
-            joined=("cross-validated, smoothed", "in-sample, smoothed"),
+            joined=(smoothed, fitted),
         )
 
     def _class_figures(self, found: OnTest) -> list[Figure]:
@@ -293,82 +249,50 @@ class RepairReport(Part):
         if self.test is not None:
             found.append(self._class_table(self.test))
         if self.frontier:
-            found.append(self._frontier_table())
+            found.append(table_of("Frontier", self.frontier, _FRONTIER, about=_ABOUT_FRONTIER))
         return found
 
     def _expected_table(self, before: Accuracies, after: Accuracies) -> Table:
+        test, titles = self.test, {"ECE": "ece", "corruptions": "corrupted"}
+        more = {name: field for name, field in titles.items() if test and getattr(test, f"{field}_before") is not None}
         rows = [
-            [name, images, _overall(one.robust), _worst(one.robust), _overall(one.natural)]
+            [name, images, share(one.robust.overall, "%"), _worst(one.robust), share(one.natural.overall, "%")]
+            + ["–"] * len(more)
             for name, images, one in (
                 ("original", "fit set", before),
                 ("repaired", "fit set, cross-validated", after),
             )
         ]
-        if (test := self.test) is not None:
+        if test is not None:
             rows += [
-                [name, test.data, share(average, "%"), f"{share(worst, '%')} ({worst.name})", share(natural, "%")]
-                for name, average, worst, natural in (
-                    ("original", test.average_before, test.worst_before, test.natural_before),
-                    ("repaired", test.average_after, test.worst_after, test.natural_after),
-                )
+                [
+                    name,
+                    test.data,
+                    share(getattr(test, f"average_{when}"), "%"),
+                    _named(getattr(test, f"worst_{when}")),
+                    share(getattr(test, f"natural_{when}"), "%"),
+                    *(percent(getattr(test, f"{field}_{when}")) for field in more.values()),
+                ]
+                for name, when in (("original", "before"), ("repaired", "after"))
             ]
         return Table(
             title="Expected and measured accuracy",
             about="With 95% intervals. Fit set: the images that the biases are fitted to, by the margin matrix; "
-            "cross-validated: each image is scored with biases fitted without its fold.",
-            columns=["model", "images", "robust average", "worst class", "natural average"],
+            "cross-validated: each image is scored with biases fitted without its fold. ECE: calibration error on "
+            "natural images.",
+            columns=["model", "images", "robust average", "worst class", "natural average", *more],
             rows=rows,
         )
 
     def _class_table(self, found: OnTest) -> Table:
         listed = self._listed(found)
         left = len(found.by_class) - len(listed)
-        return Table(
-            title="Classes before and after",
+        return table_of(
+            "Classes before and after",
+            listed,
+            _CLASSES,
             about=f"On {found.data} under {found.attack}, in percent. ECE: calibration error on natural images.",
-            columns=[
-                "class",
-                "robust before",
-                "robust after",
-                "change",
-                "p",
-                "natural before",
-                "natural after",
-                "ECE before",
-                "ECE after",
-            ],
-            rows=[
-                [
-                    one.name,
-                    share(one.robust_before),
-                    share(one.robust_after),
-                    f"{one.change:+.1f}",
-                    "–" if one.p_value is None else f"{one.p_value:.2g}",
-                    _number(one.natural_before.value),
-                    _number(one.natural_after.value),
-                    _number(one.ece_before),
-                    _number(one.ece_after),
-                ]
-                for one in listed
-            ],
             foot=f"The {left} classes with the smallest changes are omitted." if left else "",
-        )
-
-    def _frontier_table(self) -> Table:
-        return Table(
-            title="Frontier",
-            about="Smoothed robust accuracy in percent, cross-validated unless marked in-sample.",
-            columns=["weight", "average", "worst class", "weakest tenth", "in-sample average", "in-sample worst"],
-            rows=[
-                [
-                    f"{one.weight:.3g}",
-                    *(
-                        f"{value:.1f}"
-                        for value in (one.average, one.worst, one.tenth, one.fitted_average, one.fitted_worst)
-                    ),
-                ]
-                for one in self.frontier
-            ],
         )
 
     def _errors_figure(self, found: OnTest) -> Figure:
@@ -397,26 +321,44 @@ def load_repair(path: str | Path) -> RepairReport:
     file = path / "repair.json" if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"{path} is not the directory of a repair: it holds no repair.json")
-    try:
-        return RepairReport.model_validate(read_json(file))
-    except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise InputError(f"{file} is not a repair: {where}: {error.errors()[0]['msg']}") from None
+    return RepairReport.read(file, "a repair")
 
 
-def _mark(name: str, result: Result, symbol: str) -> Series:
-    worst = result.worst
-    assert worst is not None
-    return Series.of(name, [worst], x=[result.overall.value], symbol=symbol)
+_CLASSES: dict[str, Callable[[ClassOutcome], str]] = {
+    "class": lambda one: one.name,
+    "robust before": lambda one: share(one.robust_before),
+    "robust after": lambda one: share(one.robust_after),
+    "change": lambda one: f"{one.change:+.1f}",
+    "p": lambda one: "–" if one.p_value is None else f"{one.p_value:.2g}",
+    "natural before": lambda one: number(one.natural_before.value),
+    "natural after": lambda one: number(one.natural_after.value),
+    "ECE before": lambda one: number(one.ece_before),
+    "ECE after": lambda one: number(one.ece_after),
+}
+_FRONTIER: dict[str, Callable[[FrontierPoint], str]] = {
+    "weight": lambda one: f"{one.weight:.3g}",
+    "average": lambda one: number(one.average),
+    "worst class": lambda one: number(one.worst),
+    "weakest tenth": lambda one: number(one.tenth),
+    "in-sample average": lambda one: number(one.fitted_average),
+    "in-sample worst": lambda one: number(one.fitted_worst),
+}
+_ABOUT_FRONTIER = "Smoothed robust accuracy in percent, cross-validated unless marked in-sample."
+
+
+def _test_sentence(found: OnTest) -> str:
+    p = "" if found.average_p is None else f" (p = {found.average_p:.2g})"
+    rho = "" if found.rho is None else f" rho = {found.rho:+.2f}."
+    return (
+        f"On {found.data} under {found.attack} the worst class changes from {_named(found.worst_before)} to "
+        f"{_named(found.worst_after)}; the average changes by {found.average_change:+.1f} points to "
+        f"{share(found.average_after, '%')}{p}.{rho}"
+    )
 
 
 def _worst(result: Result) -> str:
-    return "–" if result.worst is None else f"{share(result.worst, '%')} ({result.worst.name})"
+    return "–" if result.worst is None else _named(result.worst)
 
 
-def _overall(result: Result) -> str:
-    return share(result.overall, "%")
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
+def _named(part: ClassEstimate | Worst) -> str:
+    return f"{share(part, '%')} ({part.name})"

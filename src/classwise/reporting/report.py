@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar, overload
-
-from pydantic import ValidationError
+from typing import Any, overload
 
 from classwise.core.errors import InputError
 from classwise.reporting import text
 from classwise.reporting.examples import BrokenExamples
-from classwise.reporting.part import Part
 from classwise.reporting.report_page import report_fragment, report_page
 from classwise.reporting.results import Corrected, DatasetInfo, ReportData, Result, ThreatInfo, Worst
-from classwise.storage.files import read_json, write_json, write_text
+from classwise.storage.files import write_json, write_text
 from classwise.storage.verdicts import Verdicts
 
 __all__ = ["ClassReport", "Corrected", "DatasetInfo", "Result", "ThreatInfo", "Worst", "load_report"]
@@ -52,22 +49,11 @@ def load_report(path: str | Path) -> ClassReport:
     file = path / "report.json" if path.is_dir() else path
     if not file.exists():
         raise InputError(f"{path} contains no report.json: evaluate the model first")
-    report = _read(ClassReport, file, "a report")
+    report = ClassReport.read(file, "a report")
     table = file.parent / "verdicts.parquet"
     if table.exists():
         report._verdicts = Verdicts.load(table)[0]
     shown = file.parent / "examples.json"
     if shown.exists():
-        report.keep_examples(_read(BrokenExamples, shown, "a gallery"))
+        report.keep_examples(BrokenExamples.read(shown, "a gallery"))
     return report
-
-
-Kind = TypeVar("Kind", bound=Part)
-
-
-def _read(kind: type[Kind], file: Path, what: str) -> Kind:
-    try:
-        return kind.model_validate(read_json(file))
-    except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise InputError(f"{file} is not {what}: {where}: {error.errors()[0]['msg']}") from None

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
-import numpy as np
 from pydantic import Field, PrivateAttr
 
 from classwise.core.errors import unknown
@@ -17,7 +16,7 @@ from classwise.metrics.counts import Ints
 from classwise.reporting.allocation import AllocationInfo
 from classwise.reporting.corruptions import CorruptionInfo, Corruptions
 from classwise.reporting.effort import AttackInfo
-from classwise.reporting.estimates import ClassEstimate, Estimate, estimate, percent
+from classwise.reporting.estimates import ClassEstimate, Estimate, class_estimates, percent, rounded
 from classwise.reporting.examples import BrokenExamples
 from classwise.reporting.part import Part
 from classwise.reporting.sanity import Sanity
@@ -53,35 +52,31 @@ class Result(Part):
     cv: float | None
     mcd: float | None
 
+    @property
+    def shares(self) -> list[float | None]:
+        """Accuracy of every class; None for a class without examples."""
+        return [part.value for part in self.by_class]
+
+    @property
+    def lowest(self) -> list[int]:
+        """The labels that share the lowest accuracy."""
+        if self.worst is None:
+            return []
+        return [label for label, value in enumerate(self.shares) if value == self.worst.value] or [self.worst.label]
+
     @classmethod
     def from_predictions(cls, labels: Ints, predictions: Ints, classes: list[str]) -> Result:
         """Return the accuracies of all classes with their worst class and spread."""
         correct, n = correct_by_class(labels, predictions, len(classes))
-        by_class = [
-            ClassEstimate(label=label, name=name, **estimate(int(correct[label]), int(n[label])))
-            for label, name in enumerate(classes)
-        ]
-        shares = [math.nan if part.value is None else part.value for part in by_class]
-        found = worst_class(correct, n)
-        worst = None
+        estimates = class_estimates(correct.tolist(), n.tolist(), classes)
+        shares = [math.nan if part.value is None else part.value for part in estimates["by_class"]]
+        found, worst = worst_class(correct, n), None
         if found is not None:
-            worst = Worst(
-                label=found.label,
-                name=classes[found.label],
-                value=percent(found.value),
-                low=percent(found.low),
-                high=percent(found.high),
-                n=int(n[found.label]),
-                corrected=Corrected(
-                    value=percent(found.corrected), low=percent(found.corrected_low), high=percent(found.corrected_high)
-                ),
-            )
+            bounds = (percent(one) for one in (found.corrected, found.corrected_low, found.corrected_high))
+            corrected = Corrected(**dict(zip(("value", "low", "high"), bounds, strict=True)))
+            worst = Worst(corrected=corrected, **dict(estimates["by_class"][found.label]))
         return cls(
-            overall=Estimate(**estimate(int(correct.sum()), int(n.sum()))),
-            by_class=by_class,
-            worst=worst,
-            cv=_rounded(class_variance(shares)),
-            mcd=_rounded(max_class_difference(shares)),
+            **estimates, worst=worst, cv=rounded(class_variance(shares)), mcd=rounded(max_class_difference(shares))
         )
 
 
@@ -101,6 +96,11 @@ class DatasetInfo(Part):
     def together(self) -> list[list[int]]:
         """Labels grouped by superclass; one group if there are no superclasses."""
         return list(self.superclasses.values()) or [list(range(len(self.classes)))]
+
+    @property
+    def order(self) -> list[int]:
+        """All labels, those of a superclass together."""
+        return [label for group in self.together for label in group]
 
 
 class ThreatInfo(Part):
@@ -170,28 +170,24 @@ class ReportData(Part):
         )
         for key, better in (overall or {}).items():
             report.results[key] = report.results[key].model_copy(update={"overall": better})
-        if allocation is not None:
-            report._take_over(allocation)
+        if allocation is not None:  # a class with few attacked examples can be lower by chance
+            bounds = {"value": allocation.value, "low": allocation.low, "high": allocation.high}
+            label, n = allocation.label, allocation.attacked[allocation.label]
+            worst = Worst(label=label, name=classes[label], n=n, corrected=Corrected(**bounds), **bounds)
+            strongest = report.strongest
+            report.results[strongest] = report.results[strongest].model_copy(update={"worst": worst})
         report._verdicts = verdicts
         return report
-
-    def _take_over(self, allocation: AllocationInfo) -> None:
-        """Use the worst class of adaptive evaluation: a class with few attacked examples can be lower by chance."""
-        result = self.results[self.strongest]
-        bounds = {"value": allocation.value, "low": allocation.low, "high": allocation.high}
-        worst = Worst(
-            label=allocation.label,
-            name=self.dataset.classes[allocation.label],
-            n=allocation.attacked[allocation.label],
-            corrected=Corrected(**bounds),
-            **bounds,
-        )
-        self.results[self.strongest] = result.model_copy(update={"worst": worst})
 
     def __getitem__(self, key: str) -> Result:
         if key not in self.results:
             raise unknown("result", key, self.results)
         return self.results[key]
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return str(self.model.get("name", "model"))
 
     @property
     def verdicts(self) -> Verdicts | None:
@@ -236,26 +232,16 @@ class ClassChange(Change):
     name: str = Field(alias="class")
 
 
-class Row(Part):
+class Row(Result):
     """One model under one attack."""
 
     model: str
-    overall: Estimate
-    worst: Worst | None
-    by_class: list[ClassEstimate]
-    cv: float | None
-    mcd: float | None
     rho: float | None
     """rho against the baseline; null for the baseline itself."""
     change: Change | None
     """Overall change; null for the baseline, and if the two were not measured on the same examples."""
     changes: list[ClassChange]
     """Changes by class; empty if ``change`` is null."""
-
-    @property
-    def shares(self) -> list[float | None]:
-        """Accuracy of every class; None for a class without examples."""
-        return [part.value for part in self.by_class]
 
 
 class ComparisonData(Part):
@@ -283,7 +269,3 @@ class ComparisonData(Part):
     def rho(self) -> float | None:
         """rho of the last model against the baseline under the strongest result."""
         return self.results[self.strongest][-1].rho
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(float(np.float64(value)), 4)

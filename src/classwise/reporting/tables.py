@@ -1,18 +1,19 @@
-"""Tables: cells with their look for pages, and tables of text for the console and Markdown."""
+"""Tables of pages, of the console, and of Markdown and LaTeX files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, TypeVar
+
+Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A cell of a table: a text, a smaller text beside or below it, and its style."""
+class Cell(str):
+    """The text of a cell with its look."""
 
-    text: str
     small: str = ""
+    """A smaller text beside or below it."""
     css: str = ""
     value: Any = None
     """Sort key."""
@@ -20,52 +21,35 @@ class Cell:
     span: int = 1
     link: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A table; the first cell of a row names it. Columns are right-aligned unless their css is ``left``."""
-
-    title: str
-    columns: Sequence[Cell]
-    rows: Sequence[Sequence[Cell]]
-    css: str = ""
-    caption: str = ""
-    sortable: bool = False
-    strong: frozenset[int] = frozenset()
-    """Rows in bold."""
-    parts: Sequence[int] = ()
-    """Rows that begin a new part."""
+    def __new__(cls, text: str, small: str = "", css: str = "", value: Any = None, **look: Any) -> Self:
+        """Return a cell; ``look``: tip, span, link."""
+        cell = super().__new__(cls, text)
+        cell.__dict__.update(look, small=small, css=css, value=value)
+        return cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under columns; the first column is text, the others are right-aligned."""
+    """Rows under columns. The first column is text, the others are right-aligned unless their css is ``left``."""
 
     title: str
-    about: str
-    columns: list[str]
-    rows: list[list[str]]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    about: str = ""
     foot: str = ""
+    """Texts above and below the table."""
+    caption: str = ""
+    css: str = ""
+    sortable: bool = False
+    strong: int | None = None
+    """The row in bold."""
+    parts: Sequence[int] = ()
+    """Rows that begin a new part."""
+    filters: Sequence[str] = ()
+    """For each row the positions of its values in the filters of the page."""
 
 
-def markdown(table: Table) -> str:
-    """Return the table as Markdown.
-
-    >>> print(markdown(Table(title="Times", about="Of nothing.", columns=["", "s"], rows=[["a|b", "1.0"]])))
-    ## Times
-    <BLANKLINE>
-    Of nothing.
-    <BLANKLINE>
-    |  | s |
-    |:--|--:|
-    | a\\|b | 1.0 |
-    """
-    rows = [[cell.replace("|", "\\|") for cell in row] for row in (table.columns, *table.rows)]
-    lines = [f"## {table.title}", "", table.about, "", *markdown_lines(rows, "l" + "r" * (len(table.columns) - 1))]
-    return "\n".join([*lines, *(["", table.foot.replace("*", "\\*")] if table.foot else [])])
-
-
-def markdown_lines(rows: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Return the lines of a Markdown table; the first row is its head, ``align`` is l or r for each column."""
-    head, *body = (f"| {' | '.join(row)} |" for row in rows)
-    return [head, f"|{'|'.join(':--' if side == 'l' else '--:' for side in align)}|", *body]
+def table_of(title: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], str]], **look: Any) -> Table:
+    """Return a table with a row for each item; ``columns``: header to the function that returns the cell."""
+    rows = [[cell(item) for cell in columns.values()] for item in items]
+    return Table(title=title, columns=list(columns), rows=rows, **look)

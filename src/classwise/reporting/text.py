@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,18 @@ import pyarrow.parquet as pq
 
 from classwise.core.errors import InputError, unknown
 from classwise.reporting import formatting
-from classwise.reporting.estimates import Estimate
-from classwise.reporting.formatting import plain
-from classwise.reporting.results import ComparisonData, DatasetInfo, ReportData, Result, Row, ThreatInfo
-from classwise.reporting.tables import Cell, Grid, markdown_lines
+from classwise.reporting.formatting import ABSENT, plain
+from classwise.reporting.results import ComparisonData, ReportData, Result
+from classwise.reporting.tables import Cell, Table
 from classwise.storage.files import atomic, write_text
 
 Subject = ReportData | ComparisonData
 
 SCHEMA = pa.schema(
-    {
-        "model": pa.string(),
-        "result": pa.string(),
-        "class": pa.string(),
-        "label": pa.int64(),
-        "value": pa.float64(),
-        "low": pa.float64(),
-        "high": pa.float64(),
-        "n": pa.int64(),
-    }
+    {name: pa.string() for name in ("model", "result", "class")}
+    | {"label": pa.int64()}
+    | {name: pa.float64() for name in ("value", "low", "high")}
+    | {"n": pa.int64()}
 )
 """The columns of CSV and parquet."""
 
@@ -65,93 +58,78 @@ def save(subject: Subject, format: str, path: Path) -> None:
 def rows(subject: Subject, key: str | None = None) -> list[dict[str, Any]]:
     """Return every accuracy in long format: by class, then the average, which has no label."""
     return [
-        {"model": model, "result": name, "class": class_, "label": label}
-        | {"value": part.value, "low": part.low, "high": part.high, "n": part.n}
-        for model, name, result in _measured(subject, _keys(subject, key))
-        for class_, label, part in _parts(result)
+        dict(zip(SCHEMA.names, (model, name, class_, label, part.value, part.low, part.high, part.n), strict=True))
+        for name in _keys(subject, key)
+        for model, result in _measured(subject, name)
+        for class_, label, part in [*((p.name, p.label, p) for p in result.by_class), (None, None, result.overall)]
     ]
 
 
-# Content of the tables.
+def _measured(subject: Subject, key: str) -> list[tuple[str, Result]]:
+    if isinstance(subject, ReportData):
+        return [(subject.name, subject[key])]
+    return [(row.model, row) for row in subject[key]]
 
 
-def _grid(subject: Subject, keys: list[str]) -> Grid:
-    return _report_grid(subject, keys) if isinstance(subject, ReportData) else _comparison_grid(subject, keys)
+def _table(subject: Subject, keys: list[str]) -> Table:
+    return _report_table(subject, keys) if isinstance(subject, ReportData) else _comparison_table(subject, keys)
 
 
-def _report_grid(report: ReportData, keys: list[str]) -> Grid:
+def _report_table(report: ReportData, keys: list[str]) -> Table:
     """Return a row per class, the worst of each result in bold, and summary rows."""
-    results = [report[key] for key in keys]
-    summary = {
-        "average": [result.overall.value for result in results],
-        "worst": [result.worst.value if result.worst else None for result in results],
-        "CV": [result.cv for result in results],
-        "MCD": [result.mcd for result in results],
-    }
-    parts = [part for result in results for part in [result.overall, *result.by_class]]
-    classes = report.dataset.classes
-    return Grid(
-        f"Accuracy of {_model(report)} on {_measured_on(report.dataset, report.threat, parts)}",
-        [Cell("class", css="left"), *map(Cell, keys)],
-        [
-            *(
-                [
-                    Cell(name),
-                    *(
-                        _cell(result.by_class[label].value, result.worst is not None and label == result.worst.label)
-                        for result in results
-                    ),
-                ]
-                for label, name in enumerate(classes)
-            ),
-            *([Cell(name), *map(_cell, values)] for name, values in summary.items()),
-        ],
-        parts=(0, len(classes)),
-    )
+    results, classes = [report[key] for key in keys], report.dataset.classes
+    worst = [result.worst.label if result.worst else None for result in results]
+    rows = [
+        [name, *(_cell(one.shares[label], label == low) for one, low in zip(results, worst, strict=True))]
+        for label, name in enumerate(classes)
+    ]
+    rows += [
+        ["average", *(number(result.overall.value) for result in results)],
+        ["worst", *(number(result.worst.value if result.worst else None) for result in results)],
+        ["CV", *(number(result.cv) for result in results)],
+        ["MCD", *(number(result.mcd) for result in results)],
+    ]
+    title = f"Accuracy of {report.name} on {_measured_on(report, results)}"
+    return Table(title=title, columns=[_left("class"), *keys], rows=rows, parts=(0, len(classes)))
 
 
-def _comparison_grid(comparison: ComparisonData, keys: list[str]) -> Grid:
+def _comparison_table(comparison: ComparisonData, keys: list[str]) -> Table:
     """Return a row per model and result; the highest worst class of each result in bold."""
-    rows: list[list[Cell]] = []
-    starts = []
+    rows: list[list[str]] = []
     for key in keys:
-        highest = max((row.worst.value for row in comparison[key] if row.worst), default=None)
-        starts.append(len(rows))
-        rows += [
-            [
-                Cell(key if place == 0 else ""),
-                Cell(row.model),
-                _cell(row.overall.value),
-                Cell(row.worst.name if row.worst else number(None)),
-                _cell(row.worst.value, row.worst.value == highest) if row.worst else _cell(None),
-                _cell(row.cv),
-                _cell(row.mcd),
-                Cell(number(row.rho, 3)),
-            ]
-            for place, row in enumerate(comparison[key])
-        ]
-    parts = [part for key in keys for row in comparison[key] for part in [row.overall, *row.by_class]]
-    baseline = f"rho is against {comparison.models[0]}"
-    names = ("result", "model", "average", "worst class", "worst", "CV", "MCD", "rho")
-    return Grid(
-        f"Accuracy on {_measured_on(comparison.dataset, comparison.threat, parts)}; {baseline}",
-        [Cell(name, css="left" if name in ("result", "model", "worst class") else "") for name in names],
-        rows,
-        parts=starts,
+        highest = max((row.worst.value for row in comparison[key] if row.worst), default=-1.0)
+        for place, row in enumerate(comparison[key]):
+            worst = row.worst.value if row.worst else None
+            cells = [number(row.overall.value), row.worst.name if row.worst else ABSENT, _cell(worst, worst == highest)]
+            rows.append(
+                [key if place == 0 else "", row.model, *cells, number(row.cv), number(row.mcd), number(row.rho, 3)]
+            )
+    measured = _measured_on(comparison, [row for key in keys for row in comparison[key]])
+    return Table(
+        title=f"Accuracy on {measured}; rho is against {comparison.models[0]}",
+        columns=[_left("result"), _left("model"), "average", _left("worst class"), "worst", "CV", "MCD", "rho"],
+        rows=rows,
+        parts=range(0, len(rows), len(comparison.models)),
     )
 
 
-def _cell(value: float | None, bold: bool = False) -> Cell:
+def _left(text: str) -> Cell:
+    return Cell(text, css="left")
+
+
+def _cell(value: float | None, bold: bool) -> Cell:
     return Cell(number(value), css="bold" if bold else "")
 
 
-def _measured_on(data: DatasetInfo, threat: ThreatInfo, parts: list[Estimate]) -> str:
+def _measured_on(subject: Subject, results: Sequence[Result]) -> str:
     """Return the data, the threat, and the largest distance of a value from the ends of its interval."""
     reach = [
         max(part.value - part.low, part.high - part.value)
-        for part in parts
+        for result in results
+        for part in (result.overall, *result.by_class)
         if part.value is not None and part.low is not None and part.high is not None
     ]
+    data, threat = subject.dataset, subject.threat
     within = f"; 95% intervals within {number(max(reach))} points" if reach else ""
     return f"{data.name}/{data.split} in percent, {data.n} images, {threat.norm} eps = {threat.eps_text}{within}"
 
@@ -172,53 +150,45 @@ def _keys(subject: Subject, key: str | None) -> list[str]:
     return [key]
 
 
-def _model(report: ReportData) -> str:
-    return str(report.model.get("name", "model"))
-
-
-def _measured(subject: Subject, keys: list[str]) -> Iterator[tuple[str, str, Result | Row]]:
-    for key in keys:
-        if isinstance(subject, ReportData):
-            yield _model(subject), key, subject[key]
-        else:
-            yield from ((row.model, key, row) for row in subject[key])
-
-
-def _parts(result: Result | Row) -> Iterator[tuple[str | None, int | None, Estimate]]:
-    yield from ((part.name, part.label, part) for part in result.by_class)
-    yield None, None, result.overall
-
-
 # Formats.
 
 
-def _texts(row: Sequence[Cell], escaped: Callable[[str], str], bold: str) -> list[str]:
-    return [bold.format(escaped(cell.text)) if cell.css == "bold" else escaped(cell.text) for cell in row]
+def _texts(table: Table, escaped: Callable[[str], str], bold: str) -> list[list[str]]:
+    """Return the columns and rows as text."""
+    return [
+        [bold.format(escaped(cell)) if isinstance(cell, Cell) and cell.css == "bold" else escaped(cell) for cell in row]
+        for row in (table.columns, *table.rows)
+    ]
 
 
-def _align(grid: Grid) -> str:
-    return "".join("l" if column.css == "left" else "r" for column in grid.columns)
+def _align(table: Table) -> str:
+    return "".join("l" if isinstance(column, Cell) and column.css == "left" else "r" for column in table.columns)
+
+
+def markdown_table(table: Table) -> list[str]:
+    """Return the lines of a Markdown table; cells whose css is ``bold`` are in bold."""
+    head, *rows = (f"| {' | '.join(row)} |" for row in _texts(table, markdown_escaped, "**{}**"))
+    rule = "|".join(":--" if side == "l" else "--:" for side in _align(table))
+    return [head, f"|{rule}|", *rows]
 
 
 def _markdown(subject: Subject, keys: list[str]) -> str:
-    grid = _grid(subject, keys)
-    rows = [_texts(row, markdown_escaped, "**{}**") for row in (grid.columns, *grid.rows)]
-    return "\n".join([markdown_escaped(grid.title), "", *markdown_lines(rows, _align(grid)), ""])
+    table = _table(subject, keys)
+    return "\n".join([markdown_escaped(table.title), "", *markdown_table(table), ""])
 
 
 def _latex(subject: Subject, keys: list[str]) -> str:
-    grid = _grid(subject, keys)
-    cells = [_texts(row, _latex_escaped, r"\textbf{{{}}}") for row in (grid.columns, *grid.rows)]
-    head, *rows = (rf"{' & '.join(row)} \\" for row in cells)
+    table = _table(subject, keys)
+    head, *rows = (rf"{' & '.join(row)} \\" for row in _texts(table, _latex_escaped, r"\textbf{{{}}}"))
     lines = [
-        f"% {plain(grid.title)}",
+        f"% {plain(table.title)}",
         r"% \usepackage{booktabs}; scripts other than Latin need XeLaTeX or LuaLaTeX and a font that has them.",
-        rf"\begin{{tabular}}{{{_align(grid)}}}",
+        rf"\begin{{tabular}}{{{_align(table)}}}",
         r"\toprule",
         head,
     ]
     for place, row in enumerate(rows):
-        lines += [r"\midrule", row] if place in grid.parts else [row]
+        lines += [r"\midrule", row] if place in table.parts else [row]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 

@@ -23,7 +23,7 @@ from classwise.reporting.sanity import (
     Sanity,
     StepProbe,
 )
-from classwise.reporting.trust_section import findings, rows
+from classwise.reporting.trust_section import trust_table
 from classwise.storage.verdicts import Verdicts
 
 CLASSES = ["ant", "7", "<b>cat</b>"]
@@ -75,8 +75,14 @@ def make_report(sanity: Sanity) -> ClassReport:
     )
 
 
+def rows(report: ClassReport) -> dict[str, str]:
+    table = trust_table(report)
+    assert table is not None
+    return dict(table.rows)
+
+
 def test_rows_hold_the_numbers_and_name_the_classes() -> None:
-    shown = dict(rows(make_report(Sanity(probes=make_probes()))))
+    shown = rows(make_report(Sanity(probes=make_probes())))
     assert shown["Gradient is zero, lost in rounding or not finite"] == "5 of 12: <b>cat</b> 4 of 4, class 7 1 of 4"
     assert shown["A small step along the gradient raises the loss far less than predicted"] == "0 of 12"
     assert shown["Images that survive many steps"] == "9 of 12"
@@ -101,12 +107,12 @@ def test_rows_hold_the_numbers_and_name_the_classes() -> None:
 )
 def test_gain_of_another_scale(changes: dict[str, object], shown: str) -> None:
     probes = make_probes(normalization=NormalizationProbe(n=40, correct=30, **changes))
-    assert dict(rows(make_report(Sanity(probes=probes))))["Images in another scale"] == shown
+    assert rows(make_report(Sanity(probes=probes)))["Images in another scale"] == shown
 
 
 def test_omitted_checks_have_no_row() -> None:
     shown = rows(make_report(Sanity(probes=make_probes(black_box=None))))
-    assert not [what for what, _ in shown if "queries" in what]
+    assert not [what for what in shown if "queries" in what]
 
 
 def test_curves_run_through_the_measurements() -> None:
@@ -135,6 +141,8 @@ def test_the_page_shows_probes_folded_and_escaped() -> None:
 def test_the_most_severe_finding_comes_first_and_no_checks_are_shown_without_probes() -> None:
     sanity = Sanity(findings=[Finding(severity=one, text=one) for one in ("info", "error", "warning", "error")])
     report = make_report(sanity)
-    assert [severity for severity, _, _ in findings(report)] == ["error", "error", "warning", "info"]
-    assert (rows(report), probe_curves(report)) == ([], [])
-    assert "All checks" not in report_page(report)
+    page = report_page(report)
+    shown = re.findall(r'<li class="(\w+)"><b>(\w+)</b>', page)
+    assert shown == [("error", "Error"), ("error", "Error"), ("warning", "Warning"), ("info", "Note")]
+    assert (trust_table(report), probe_curves(report)) == (None, [])
+    assert "All checks" not in page

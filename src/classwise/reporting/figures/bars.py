@@ -18,10 +18,7 @@ from classwise.reporting.figures.base import (
     axis_label,
     axis_limits,
     color_of,
-    draw_whiskers,
-    legend_rows,
     to_floats,
-    value_text,
 )
 from classwise.reporting.formatting import interval, number
 from classwise.reporting.plotting import COLORS, LETTER, add_box, extent, new, note, short
@@ -51,7 +48,7 @@ class Bars(Plot):
 
     def titles(self) -> Mapping[str, str]:
         return {
-            f"bar--{number_}-{row}": f"{name}, {one.name}: {value_text(one, row)}"
+            f"bar--{number_}-{row}": f"{name}, {one.name}: {_value_text(one, row)}"
             for number_, one in enumerate(self.data)
             for row, name in enumerate(self.names)
         }
@@ -64,8 +61,7 @@ class Bars(Plot):
         each = len(self.data) if self.mode == "grouped" else 1
         high = size * (0.75 * each + 0.95 if each > 1 else 2.1)
         total = len(self.names) + (self.gap is not None)
-        legend = [one.name for one in self.data] if len(self.data) > 1 else []
-        above = size * (0.8 + 1.7 * legend_rows(legend, width, size) + (1.6 if self.line else 0))
+        above = size * (0.8 + 1.7 * self.legend_rows(width, size) + (1.6 if self.line else 0))
         below = size * 3.8
         beside = size * LETTER * ((5 if narrow else 15) if self.values else 2)
         margins = (extent(self.names, size, letters) + size, beside, above, below)
@@ -82,7 +78,9 @@ class Bars(Plot):
                     accent = COLORS["accent-light" if color == COLORS["natural"] else "accent"]
                     own = accent if self.mode == "overlaid" and row in one.worst else color
                     add_box(axes, (start, rows[row] + at - thick / 2), length, thick, own, gid=f"bar--{number_}-{row}")
-            draw_whiskers(axes, one, np.add(rows, at), soft=self.mode == "overlaid" and number_ + 1 < len(self.data))
+            _draw_whiskers(
+                axes, one, np.add(rows, at), size, soft=self.mode == "overlaid" and number_ + 1 < len(self.data)
+            )
             if self.mode == "grouped" and one.worst:
                 weakest = [row for row in sorted(one.worst) if one.y[row] is not None]
                 dots: Any = {"markersize": 0.5 * size, "markeredgecolor": COLORS["paper"], "color": COLORS["accent"]}
@@ -140,6 +138,20 @@ class Bars(Plot):
         if self.gap is not None:
             place, label = self.gap
             axes.text(0, place, f" {label}", va="center", color=COLORS["muted"], fontsize=0.95 * size)
+
+
+def _value_text(one: Series, row: int) -> str:
+    bounds = interval(one.low[row], one.high[row]) if one.low is not None and one.high is not None else ""
+    return f"{number(one.y[row])} ({bounds})" if bounds else number(one.y[row])
+
+
+def _draw_whiskers(axes: Axes, one: Series, rows: Any, size: float, *, soft: bool) -> None:
+    if one.low is None or one.high is None:
+        return
+    low, high = to_floats(one.low), to_floats(one.high)
+    if not soft:
+        axes.hlines(rows, low, high, color=COLORS["paper"], linewidth=0.3 * size)
+    axes.hlines(rows, low, high, color=COLORS["faint" if soft else "ink"], linewidth=(0.1 if soft else 0.12) * size)
 
 
 def bars(

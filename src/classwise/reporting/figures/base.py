@@ -18,7 +18,6 @@ from classwise.core.errors import InputError, unknown
 from classwise.reporting import plotting
 from classwise.reporting.estimates import Interval
 from classwise.reporting.figures.gallery import Card, Gallery
-from classwise.reporting.formatting import interval, number
 from classwise.reporting.plotting import COLORS, extent, short
 from classwise.storage.files import atomic
 
@@ -107,16 +106,24 @@ class Plot:
         """Alternative texts by element id; a page can switch between the two."""
         return {}
 
-    def legend(self, drawing: Drawing, handles: Sequence[Any], size: float, margin: float = 0) -> None:
+    def legend_columns(self, width: float, size: float) -> int:
+        """Number of columns of the legend."""
+        return max(1, int(width // (extent([one.name for one in self.data], size, LONGEST) + 3.4 * size)))
+
+    def legend_rows(self, width: float, size: float) -> int:
+        """Number of rows of the legend; 0 without one."""
+        names = {one.name for one in self.data}
+        return math.ceil(len(names) / self.legend_columns(width, size)) if len(names) > 1 else 0
+
+    def legend(self, drawing: Drawing, handles: Sequence[Any], size: float) -> None:
         """Put the legend above the axes."""
-        names = [str(handle.get_label()) for handle in handles]
-        if len(names) > 1:
+        if len(handles) > 1:
             drawing.legend(
                 handles=handles,
-                labels=names,
+                labels=[str(handle.get_label()) for handle in handles],
                 loc="upper left",
-                bbox_to_anchor=(0, 1 - margin / (72 * drawing.get_figheight())),
-                ncols=legend_columns(names, 72 * drawing.get_figwidth(), size),
+                bbox_to_anchor=(0, 1),
+                ncols=self.legend_columns(72 * drawing.get_figwidth(), size),
                 handlelength=1.4,
                 columnspacing=1.2,
                 borderpad=0,
@@ -155,13 +162,6 @@ class Figure:
         with plotting.style(plotting.FILE_SIZE), atomic(path) as partial:
             plotting.save(self.plot.draw(plotting.FILE_WIDTH, plotting.FILE_SIZE), partial, kind)
 
-    def save_all(self, stem: Path, kinds: Iterable[str]) -> list[Path]:
-        """Write the plot in several kinds; return the files."""
-        files = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
-        for file in files:
-            self.save(file)
-        return files
-
     def _repr_html_(self) -> str:
         if isinstance(self.plot, Gallery):
             return self.html()
@@ -179,13 +179,8 @@ def gallery(cards: Sequence[Card], *, title: str, alt: str) -> Figure:
 
 def plot_series(axes: Axes, x: Sequence[Any], y: Values, one: Series, place: int, **look: Any) -> Any:
     """Draw a series as a line, markers or both."""
-    common: Any = {
-        "color": color_of(one, place),
-        "linewidth": 0.15 * plotting.font_size(),
-        "label": axis_label(one.name),
-    }
-    (line,) = axes.plot(x, to_floats(y), gid=f"line--{place}", **(common | look))
-    return line
+    named: Any = {"gid": f"line--{place}", "color": color_of(one, place), "label": axis_label(one.name)}
+    return axes.plot(x, to_floats(y), **named, **look)[0]
 
 
 def color_of(one: Series, place: int) -> str:
@@ -202,32 +197,8 @@ def to_floats(values: Iterable[Any]) -> list[float]:
     return [math.nan if value is None else float(value) for value in values]
 
 
-def legend_columns(names: Sequence[str], width: float, size: float) -> int:
-    return max(1, int(width // (extent(names, size, LONGEST) + 3.4 * size)))
-
-
-def legend_rows(names: Sequence[str], width: float, size: float) -> int:
-    unique = list(dict.fromkeys(names))
-    return math.ceil(len(unique) / legend_columns(unique, width, size)) if len(unique) > 1 else 0
-
-
 def axis_limits(values: Iterable[Any]) -> tuple[float, float]:
     known = [float(value) for value in values if value is not None]
     low, high = min([0.0, *known]), max([0.0, *known])
     room = 0.04 * (high - low) or 1.0
     return low - room if low < 0 else 0.0, high + room
-
-
-def value_text(one: Series, row: int) -> str:
-    bounds = interval(one.low[row], one.high[row]) if one.low is not None and one.high is not None else ""
-    return f"{number(one.y[row])} ({bounds})" if bounds else number(one.y[row])
-
-
-def draw_whiskers(axes: Axes, one: Series, rows: Any, *, soft: bool) -> None:
-    if one.low is None or one.high is None:
-        return
-    size = plotting.font_size()
-    low, high = to_floats(one.low), to_floats(one.high)
-    if not soft:
-        axes.hlines(rows, low, high, color=COLORS["paper"], linewidth=0.3 * size)
-    axes.hlines(rows, low, high, color=COLORS["faint" if soft else "ink"], linewidth=(0.1 if soft else 0.12) * size)

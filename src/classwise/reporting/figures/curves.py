@@ -20,7 +20,6 @@ from classwise.reporting.figures.base import (
     Plot,
     Series,
     color_of,
-    legend_rows,
     plot_series,
     to_floats,
 )
@@ -43,8 +42,7 @@ class Lines(Plot):
     height: float = 340
 
     def draw(self, width: float, size: float) -> Drawing:
-        legend = [one.name for one in self.data] if len(self.data) > 1 else []
-        above = size * (0.8 + 1.7 * legend_rows(legend, width, size) + (1.6 if self.marks else 0))
+        above = size * (0.8 + 1.7 * self.legend_rows(width, size) + (1.6 if self.marks else 0))
         names = self.names or ()
         slanted = bool(names) and extent(names, size) * len(names) > width
         below = size * 3.8 + (0.75 * extent(names, size, LONGEST) if slanted else 0)
@@ -89,9 +87,8 @@ class Points(Plot):
     legended: bool = True
 
     def draw(self, width: float, size: float) -> Drawing:
-        names = list(dict.fromkeys(one.name for one in self.data))
-        legend = names if self.legended and 1 < len(names) <= READABLE else []
-        above = size * (1.2 + 1.7 * legend_rows(legend, width, size))
+        legended = self.legended and len({one.name for one in self.data}) <= READABLE
+        above = size * (1.2 + (1.7 * self.legend_rows(width, size) if legended else 0))
         left, right, below = size * 4.6, size * 1.6, size * 3.8
         tall = self.height * size / plotting.PAGE_SIZE
         drawing, axes = new(width, tall + above + below, (left, right, above, below))
@@ -118,8 +115,8 @@ class Points(Plot):
         plotting.round_ticks(axes)
         axes.set(xlabel=self.x, ylabel=self.y)
         self._name(axes, (left, below, width - left - right, tall), size)
-        if legend:
-            self.legend(drawing, [handles[name] for name in legend], size)
+        if legended:
+            self.legend(drawing, list(handles.values()), size)
         return drawing
 
     def _name(self, axes: Axes, box: tuple[float, float, float, float], size: float) -> None:
@@ -174,10 +171,6 @@ def place_label(
     best = min(places, key=lambda place: round(covered(box(*place)), 3))
     taken.append(box(*best))
     return best
-
-
-def _shared(one: Sequence[float], other: Sequence[float]) -> float:
-    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
 
 
 def lines(series: Sequence[Series], *, title: str, alt: str, x: str, y: str, **options: Any) -> Figure:

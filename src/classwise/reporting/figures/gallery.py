@@ -8,16 +8,12 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
-
-if TYPE_CHECKING:
-    pass
-
 
 SMALL = 96
 """Images narrower than this many pixels are enlarged to this width, pixel by pixel."""

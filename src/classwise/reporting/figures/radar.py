@@ -19,7 +19,6 @@ from classwise.reporting.figures.base import (
     Figure,
     Plot,
     Series,
-    legend_rows,
     plot_series,
 )
 from classwise.reporting.plotting import COLORS, LETTER, extent, new, note, short
@@ -40,7 +39,7 @@ class Radar(Plot):
 
     def draw(self, width: float, size: float) -> Drawing:
         beside = min(extent(self.names, size, 14), 0.26 * width) + size
-        above = size * (2.6 + 1.7 * legend_rows([one.name for one in self.data], width, size))
+        above = size * (2.6 + 1.7 * self.legend_rows(width, size))
         across = width - 2 * beside
         margins = (beside, beside, above, 2.6 * size)
         drawing, axes = new(width, across + above + 2.6 * size, margins, polar=True)
