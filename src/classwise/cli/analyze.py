@@ -7,28 +7,20 @@ from typing import Annotated
 
 import typer
 
-from classwise.cli.console import ConsoleProgress, check_output, guarded, say, say_json, table
-from classwise.cli.parameters import Json
+from classwise.cli.console import ConsoleProgress, check_output, say, say_json, table
+from classwise.cli.parameters import Json, Weights, option, output
 
 
-@guarded
 def analyze(
     kind: Annotated[
         str, typer.Argument(help="Name of the analysis (see classwise list analyses).", metavar="ANALYSIS")
     ],
     runs: Annotated[list[Path], typer.Argument(help="Run directories with reports.", metavar="RUN")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Directory for ANALYSIS.json, .parquet and .html.", metavar="DIR", rich_help_panel="Output"),
-    ] = None,
+    out: Annotated[Path | None, output("Directory for ANALYSIS.json, .parquet and .html.")] = None,
     override: Annotated[
-        list[str] | None,
-        typer.Option("-o", "--override", help="Setting of the analysis. Repeatable.", metavar="KEY=VALUE"),
+        list[str] | None, option("Setting of the analysis. Repeatable.", "KEY=VALUE", "-o", "--override")
     ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="Weights file of a model that was evaluated with --weights.", metavar="FILE"),
-    ] = None,
+    weights: Weights = None,
     as_json: Json = False,
 ) -> None:
     """Analyze why classes differ: confusion, training history, weights, features, and more.

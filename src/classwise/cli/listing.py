@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from classwise.cli.console import guarded, say_json, table
+from classwise.cli.console import say_json, table
+from classwise.cli.parameters import Json
 from classwise.cli.registry_source import entries, nested_names
 
 
@@ -38,10 +39,9 @@ class Listing:
     """Whether the first column holds the names listed; the JSON output contains those only."""
 
 
-@guarded
 def list_names(
     kind: Annotated[Kind, typer.Argument(help=f"What to list: {', '.join(Kind)}.", metavar="KIND")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the names as JSON.", rich_help_panel="Output")] = False,
+    as_json: Json = False,
 ) -> None:
     """List attacks, methods, models, data sets, recipes, analyses, studies or repairs with their settings.
 
