@@ -6,18 +6,13 @@ import os
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from classwise.cli.console import check_output, say, say_json, table
-from classwise.cli.parameters import Json, option, output
+from classwise.cli.parameters import Json, limit, output
 from classwise.core.errors import InputError
-
-
-def limit(text: str, metavar: str | None = "N", *flags: str) -> Any:
-    """Describe an option of the group of checks."""
-    return option(text, metavar, *flags, group="Checks")
 
 
 def check(

@@ -27,6 +27,11 @@ def output(text: str, metavar: str = "DIR", *flags: str) -> Any:
     return option(text, metavar, *flags, group=OUTPUT)
 
 
+def limit(text: str, metavar: str | None = "N", *flags: str) -> Any:
+    """Describe an option of the group of checks."""
+    return option(text, metavar, *flags, group="Checks")
+
+
 Json = Annotated[bool, option("Print the result as JSON.", None, "--json", group=OUTPUT)]
 Figures = Annotated[Path | None, output("Save the charts as SVG, PDF and PNG to this directory.")]
 Weights = Annotated[Path | None, option("Weights file of a model that was evaluated with --weights.", "FILE")]

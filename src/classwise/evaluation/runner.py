@@ -32,8 +32,7 @@ from classwise.evaluation.judge import predict
 from classwise.evaluation.parts import AttackParts
 from classwise.evaluation.perturbations import Perturbations
 from classwise.evaluation.report import make_report
-from classwise.evaluation.resume import Costs, claim
-from classwise.evaluation.stages import Run, predict_natural, run_attack, run_corruption
+from classwise.evaluation.stages import Costs, Run, predict_natural, run_attack, run_corruption
 from classwise.evaluation.trust.probes import ProbeResult, run_probes
 from classwise.metrics.comparison import Bools
 from classwise.models.weights import digest_model
@@ -125,7 +124,7 @@ def run_evaluation(
         if directory is not None:
             named = {name: value for name, value in model_info.items() if name != "trained"}
             details = {"asked": {**recorded, "model": named}}
-            effort = claim(directory, pending, fingerprint, details, resume=resume, beside=beside)
+            effort = _claim(directory, pending, fingerprint, details, resume=resume, beside=beside)
         run = Run(
             model=model,
             searched=searched,
@@ -159,6 +158,45 @@ def run_evaluation(
     if directory is not None:
         _save(report, directory, fingerprint)
     return report
+
+
+def _claim(
+    directory: RunDirectory,
+    pending: Verdicts,
+    fingerprint: str,
+    details: dict[str, Any],
+    *,
+    resume: bool,
+    beside: Section | None,
+) -> Costs:
+    """Claim a directory, fill ``pending`` with the verdicts saved there, and return the effort so far."""
+    resumed = directory.claim("evaluation", fingerprint, details, resume=resume, beside=beside)
+    if resumed and directory.verdicts.exists():
+        saved, saved_fingerprint = Verdicts.load(directory.verdicts)
+        if saved_fingerprint == fingerprint:
+            _fill(pending, saved)
+    effort: Costs = directory.read()["evaluation"].get("effort", {})
+    return effort
+
+
+def _fill(pending: Verdicts, saved: Verdicts) -> None:
+    """Copy a saved table into a pending one. A finished adaptive evaluation saves only attacked examples."""
+    rows = np.isin(pending.index, saved.index)
+    pending.natural[rows] = saved.natural
+    for columns, known in (
+        (pending.attacks, saved.attacks),
+        (pending.stages, saved.stages),
+        (pending.corrupted, saved.corrupted),
+    ):
+        for key, column in columns.items():
+            column[rows] = known[key]
+    for effort, known in ((pending.forwards, saved.forwards), (pending.backwards, saved.backwards)):
+        for key, column in known.items():
+            effort[key] = np.zeros(len(pending), dtype=np.int64)
+            effort[key][rows] = column
+    for key, margins in saved.margins.items():
+        pending.margins[key] = np.full(len(pending), np.nan, dtype=np.float32)
+        pending.margins[key][rows] = margins
 
 
 def _run_stages(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -26,11 +27,13 @@ from classwise.data import ImageSet, ordered
 from classwise.evaluation.batching import BatchLoop
 from classwise.evaluation.judge import judge, predict
 from classwise.evaluation.parts import AttackParts
-from classwise.evaluation.resume import Costs
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.storage.files import digest
 from classwise.storage.verdicts import NATURAL, PENDING, Verdicts
+
+Costs = dict[str, dict[str, Any]]
+"""Examples attacked, results rejected and seconds of each attack or stage, by the name of its column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
