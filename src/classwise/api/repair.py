@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from classwise.api.resolve import describe_model, make_settings, recipe_of, resolve_model
+from classwise.api.resolve import describe_model, make_settings, resolve_model
 from classwise.config.options import RepairOptions, documented
 from classwise.config.spec import Spec, build
 from classwise.core.errors import InputError
@@ -17,9 +20,10 @@ from classwise.core.threat import Threat
 from classwise.evaluation.inputs import count_classes
 from classwise.evaluation.perturbations import read_perturbations
 from classwise.models.load import build_model, run_directory
-from classwise.repairs.images import FittingImages, check_disjoint, fitting_images, test_split
+from classwise.repairs.images import check_disjoint, fitting_images, test_split
 from classwise.repairs.methods import METHODS, Case, Method
-from classwise.repairs.run import Original, Repair, TestSetup, parse_floor, resolve_threat, run_repair
+from classwise.repairs.run import Origin, Repair, run_repair
+from classwise.repairs.verdict import ModelResult, evaluate_on_test
 from classwise.storage.run_directory import RunDirectory
 
 
@@ -63,7 +67,7 @@ def repair(
     del arguments["progress"]
     options = RepairOptions(**arguments)
     repairer = _method(options)
-    share = parse_floor(floor)
+    share = _parse_floor(floor)
     spec = None if isinstance(model, nn.Module) else str(model)
     found = None if spec is None else run_directory(spec)
     run = None if found is None else RunDirectory(found[0])
@@ -72,27 +76,19 @@ def repair(
     fitting = fitting_images(
         data,
         model="the module in memory" if spec is None else repr(spec),
-        run=None if run is None else run.path,
+        run=run,
         split=split,
         per_class=per_class,
         seed=seed,
         progress=progress,
     )
     loaded, _ = resolve_model(model, weights, fitting.images, device)
-    original = _original(options, loaded, fitting, spec, run)
-    threat = resolve_threat(eps, norm, original.trained)
-    judges = None
-    if evaluate:
-        judges = _test_setup(options, loaded, fitting, threat, progress)
-    else:
-        check_disjoint(data, fitting, progress)
+    origin = _origin(options, count_classes(loaded, fitting.images), spec, run)
     directory = None if out is None else RunDirectory(Path(out).expanduser())
     case = Case(
+        **{part.name: getattr(fitting, part.name) for part in fields(fitting)},
         model=loaded,
-        images=fitting.images,
-        index=fitting.index,
-        train=fitting.train,
-        threat=threat,
+        threat=_threat(eps, norm, origin.trained),
         rule=options.rule or "rho",
         floor=share,
         seed=seed,
@@ -103,17 +99,11 @@ def repair(
         known_margins=None if run is None else run.validation_margins,
         progress=progress,
     )
-    return run_repair(
-        original,
-        fitting,
-        case,
-        str(Spec.parse(method)),
-        repairer,
-        judges=judges,
-        directory=directory,
-        resume=resume,
-        progress=progress,
-    )
+    if not evaluate:
+        check_disjoint(data, fitting, progress)
+    test_evaluation = _test_evaluation(options, case, origin) if evaluate else None
+    name = str(Spec.parse(method))
+    return run_repair(case, origin, name, repairer, evaluate=test_evaluation, directory=directory, resume=resume)
 
 
 def _method(options: RepairOptions) -> Method:
@@ -126,29 +116,44 @@ def _method(options: RepairOptions) -> Method:
     return method
 
 
-def _original(
-    options: RepairOptions, loaded: nn.Module, fitting: FittingImages, spec: str | None, run: RunDirectory | None
-) -> Original:
-    """Describe the model that is repaired."""
+def _origin(options: RepairOptions, num_classes: int, spec: str | None, run: RunDirectory | None) -> Origin:
+    """Describe where the model came from."""
     made = {} if run is None else run.producer()
     known = made.get("model", made.get("asked", {}).get("model"))
-    return Original(
-        model=loaded,
+    return Origin(
         info=describe_model(options.model, options.weights),
+        num_classes=num_classes,
         spec=known if spec is not None and isinstance(known, str) else spec,
-        num_classes=count_classes(loaded, fitting.images),
-        in_channels=int(fitting.images.images.shape[1]),
-        trained={} if run is None else recipe_of(run),
         data_digest=made.get("data_digest"),
     )
 
 
-def _test_setup(
-    options: RepairOptions, loaded: nn.Module, fitting: FittingImages, threat: Threat, progress: Progress
-) -> TestSetup:
-    """The test images and attacks of the evaluation before and after."""
-    images = test_split(options.data, options.test, fitting, progress)
-    perturbations = read_perturbations(options.attacks, threat.text, threat.norm)
-    return TestSetup(
-        images=images, settings=make_settings(loaded, images, perturbations, options, per_class=options.test_per_class)
+def _test_evaluation(options: RepairOptions, case: Case, origin: Origin) -> Callable[..., ModelResult]:
+    """Return the evaluation of a model on the test images."""
+    images = test_split(options.data, options.test, case, case.progress)
+    perturbations = read_perturbations(options.attacks, case.threat.text, case.threat.norm)
+    settings = make_settings(case.model, images, perturbations, options, per_class=options.test_per_class)
+    return partial(
+        evaluate_on_test,
+        images=images,
+        settings=settings,
+        trained_on=origin.data_digest,
+        progress=case.progress,
     )
+
+
+def _parse_floor(floor: float | None) -> float | None:
+    """A floor in percent as a fraction."""
+    if floor is None:
+        return None
+    if not 1 <= floor < 100:
+        hint = f"; for {100 * floor:g}% pass {100 * floor:g}" if 0 < floor < 1 else ""
+        raise InputError(f"the floor is a percentage from 1 to below 100, got {floor:g}{hint}")
+    return floor / 100
+
+
+def _threat(eps: float | str | None, norm: str | None, trained: Mapping[str, Any]) -> Threat:
+    """The threat to repair for: as given, else that of the training, else Linf 8/255."""
+    known = trained.get("eps"), trained.get("norm")
+    chosen = eps if eps is not None else known[0] if isinstance(known[0], str) else "8/255"
+    return Threat.parse(chosen, norm or (known[1] if isinstance(known[1], str) else "Linf"))

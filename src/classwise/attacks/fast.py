@@ -6,7 +6,7 @@
    survivors nearest to the decision boundary.
 4. ``audit-*``: AutoAttack on a sample of the survivors: of each class some nearest to the boundary and some at random.
 5. ``ensemble-*``, the fallback: AutoAttack on all survivors, if the audit or the trust checks suggest that gradients
-   are unreliable for this model; see ``classwise.evaluation.fast``.
+   are unreliable for this model; see ``classwise.evaluation.parts``.
 
 A call on one batch, ``Fast(eps=...)(model, x, y)``, cannot sample or audit: it runs the first three stages, the third
 on all survivors.

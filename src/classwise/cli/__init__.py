@@ -27,7 +27,7 @@ from classwise.cli import (
     table,
     train,
 )
-from classwise.cli.console import note, print_error, say
+from classwise.cli.console import guarded, note, print_error, say
 from classwise.cli.parameters import Command, Group
 from classwise.cli.processes import exit_process
 
@@ -48,7 +48,7 @@ app = typer.Typer(
 )
 for heading, commands in COMMANDS.items():
     for name, command in commands.items():
-        app.command(name, cls=Command, rich_help_panel=heading)(command)
+        app.command(name, cls=Command, rich_help_panel=heading)(guarded(command))
 app.add_typer(data.data, name="data", rich_help_panel="Start")
 app.command("bench", hidden=True, add_help_option=False, context_settings=bench.ANY_ARGUMENTS)(bench.bench)
 

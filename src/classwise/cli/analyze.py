@@ -7,37 +7,28 @@ from typing import Annotated
 
 import typer
 
-from classwise.cli.console import ConsoleProgress, check_output, guarded, say, say_json, table
-from classwise.cli.parameters import Json
+from classwise.cli.console import ConsoleProgress, check_output, say, say_json, table
+from classwise.cli.parameters import Json, Weights, option, output
 
 
-@guarded
 def analyze(
     kind: Annotated[
         str, typer.Argument(help="Name of the analysis (see classwise list analyses).", metavar="ANALYSIS")
     ],
     runs: Annotated[list[Path], typer.Argument(help="Run directories of evaluations or training runs.", metavar="RUN")],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory for ANALYSIS.json, .parquet, .tex and .html. [default: print the result]",
-            metavar="DIR",
-            rich_help_panel="Output",
-        ),
+        Path | None, output("Directory for ANALYSIS.json, .parquet, .tex and .html. [default: print the result]")
     ] = None,
     override: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Set a setting of the analysis; classwise list analyses shows names and defaults. Repeatable.",
+            "KEY=VALUE",
             "-o",
             "--override",
-            help="Set a setting of the analysis; classwise list analyses shows names and defaults. Repeatable.",
-            metavar="KEY=VALUE",
         ),
     ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="Weights file of a model that was evaluated with --weights.", metavar="FILE"),
-    ] = None,
+    weights: Weights = None,
     as_json: Json = False,
 ) -> None:
     """Analyze why classes differ: confusion, training history, weights, features, and more.

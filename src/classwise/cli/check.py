@@ -10,94 +10,47 @@ from typing import Annotated
 
 import typer
 
-from classwise.cli.console import check_output, guarded, say, say_json, table
-from classwise.cli.parameters import Json
+from classwise.cli.console import check_output, say, say_json, table
+from classwise.cli.parameters import Json, limit, output
 from classwise.core.errors import InputError
 
-LIMITS = "Checks"
 
-
-@guarded
 def check(
     run: Annotated[Path, typer.Argument(help="Run directory with a report.", metavar="RUN")],
-    min_worst: Annotated[
-        float | None, typer.Option(help="Minimum accuracy of the worst class, %.", metavar="N", rich_help_panel=LIMITS)
-    ] = None,
-    min_average: Annotated[
-        float | None, typer.Option(help="Minimum average accuracy, %.", metavar="N", rich_help_panel=LIMITS)
-    ] = None,
+    min_worst: Annotated[float | None, limit("Minimum accuracy of the worst class, %.")] = None,
+    min_average: Annotated[float | None, limit("Minimum average accuracy, %.")] = None,
     min_class: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CLASS=N", help="Minimum accuracy of a class, by name or label. Repeatable.", rich_help_panel=LIMITS
-        ),
+        list[str] | None, limit("Minimum accuracy of a class, by name or label. Repeatable.", "CLASS=N")
     ] = None,
     max_mcd: Annotated[
-        float | None,
-        typer.Option(
-            help="Maximum class difference (MCD: highest minus lowest class accuracy), percentage points.",
-            metavar="N",
-            rich_help_panel=LIMITS,
-        ),
+        float | None, limit("Maximum class difference (MCD: highest minus lowest class accuracy), percentage points.")
     ] = None,
     max_cv: Annotated[
-        float | None,
-        typer.Option(
-            help="Maximum class variance (CV: variance of the class accuracies), percent².",
-            metavar="N",
-            rich_help_panel=LIMITS,
-        ),
+        float | None, limit("Maximum class variance (CV: variance of the class accuracies), percent².")
     ] = None,
     no_worse: Annotated[
         Path | None,
-        typer.Option(
+        limit(
+            "Run directory of a baseline; fails if a paired test finds a loss in a class or on average.",
+            "RUN",
             "--no-worse-than",
-            help="Run directory of a baseline; fails if a paired test finds a loss in a class or on average.",
-            metavar="RUN",
-            rich_help_panel=LIMITS,
         ),
     ] = None,
     fail_on: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SEVERITY",
-            help="Fail on trust findings of this severity or higher: info, warning or error.",
-            rich_help_panel=LIMITS,
-        ),
+        str | None, limit("Fail on trust findings of this severity or higher: info, warning or error.", "SEVERITY")
     ] = None,
     confident: Annotated[
         bool,
-        typer.Option(
-            "--confident",
-            help="Also require limits to hold at the less favorable end of the 95% interval.",
-            rich_help_panel=LIMITS,
-        ),
+        limit("Also require limits to hold at the less favorable end of the 95% interval.", None, "--confident"),
     ] = False,
-    alpha: Annotated[
-        float,
-        typer.Option(
-            help="Significance level of the paired tests.", metavar="P", show_default=True, rich_help_panel=LIMITS
-        ),
-    ] = 0.05,
+    alpha: Annotated[float, limit("Significance level of the paired tests.", "P")] = 0.05,
     attack: Annotated[
-        str | None,
-        typer.Option(
-            help="Attack whose result is checked. [default: worst-case, the minimum over all attacks]",
-            metavar="NAME",
-            rich_help_panel=LIMITS,
-        ),
+        str | None, limit("Attack whose result is checked. [default: worst-case, the minimum over all attacks]", "NAME")
     ] = None,
-    junit_file: Annotated[
-        Path | None,
-        typer.Option("--junit", metavar="FILE", help="Write the outcome as JUnit XML.", rich_help_panel="Output"),
-    ] = None,
+    junit_file: Annotated[Path | None, output("Write the outcome as JUnit XML.", "FILE", "--junit")] = None,
     github: Annotated[
         bool | None,
-        typer.Option(
-            "--github/--no-github",
-            help="Annotate the GitHub workflow run. [default: if GITHUB_ACTIONS is true]",
-            rich_help_panel="Output",
-        ),
+        output("Annotate the GitHub workflow run. [default: if GITHUB_ACTIONS is true]", None, "--github/--no-github"),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from classwise.cli.console import check_output, estimate, guarded, number, say, say_json, table
-from classwise.cli.parameters import Figures, Json
+from classwise.cli.console import check_output, estimate, number, say, say_json, table
+from classwise.cli.parameters import Figures, Json, output
 
 if TYPE_CHECKING:
     from classwise.reporting import Comparison
 
 
-@guarded
 def compare(
     runs: Annotated[
         list[Path], typer.Argument(help="Run directories with reports; the first is the baseline.", metavar="RUN")
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Write the page to this file.", metavar="FILE", rich_help_panel="Output")
-    ] = None,
+    out: Annotated[Path | None, output("Write the page to this file.", "FILE")] = None,
     figures: Figures = None,
     as_json: Json = False,
 ) -> None:

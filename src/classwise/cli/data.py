@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from classwise.cli.console import ConsoleProgress, guarded, say, say_json, table
-from classwise.cli.parameters import Command, Group, Json
+from classwise.cli.parameters import Command, Group, Json, option, output
 from classwise.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def prepare(
     ],
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--from", help="Directory with the published files. [default: CLASSWISE_DATA, else the hub]", metavar="DIR"
-        ),
+        option("Directory with the published files. [default: CLASSWISE_DATA, else the hub]", "DIR", "--from"),
     ] = None,
 ) -> None:
     """Read, check and cache a data set, and record its directory.
@@ -58,15 +56,8 @@ def prepare(
 @guarded
 def info(
     name: Annotated[str, typer.Argument(help="Data set name, folder:PATH, or FILE.py:FACTORY.", metavar="DATA")],
-    split: Annotated[str, typer.Option(help="Data split.", metavar="SPLIT", show_default=True)] = "test",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory for info.json and sheet.png, a sheet of sample images.",
-            metavar="DIR",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    split: Annotated[str, option("Data split.", "SPLIT")] = "test",
+    out: Annotated[Path | None, output("Directory for info.json and sheet.png, a sheet of sample images.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show the origin, image size, channel statistics and images per class of a data set.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from classwise.cli.console import ConsoleProgress, estimate, guarded, number, say, say_json, table
+from classwise.cli.console import ConsoleProgress, estimate, number, say, say_json, table
 from classwise.cli.parameters import Figures, Json, accepts
 from classwise.config.options import EvaluateOptions
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from classwise.reporting.effort import StageInfo
 
 
-@guarded
 @accepts(EvaluateOptions)
 def evaluate(options: dict[str, Any], figures: Figures = None, as_json: Json = False) -> None:
     """Attack a model and report its accuracy class by class, with 95% intervals.

@@ -7,25 +7,14 @@ from typing import Annotated
 
 import typer
 
-from classwise.cli.console import guarded, say, say_command, say_json
-from classwise.cli.parameters import Json
+from classwise.cli.console import say, say_command, say_json
+from classwise.cli.parameters import Json, Weights, output
 
 
-@guarded
 def export(
     run: Annotated[Path, typer.Argument(help="Run directory with a report.", metavar="RUN")],
-    to: Annotated[
-        Path,
-        typer.Option(
-            help="New directory for model.safetensors, config.json, README.md, ...",
-            metavar="DIR",
-            rich_help_panel="Output",
-        ),
-    ],
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="Weights file of a model that was evaluated with --weights.", metavar="FILE"),
-    ] = None,
+    to: Annotated[Path, output("New directory for model.safetensors, config.json, README.md, ...")],
+    weights: Weights = None,
     as_json: Json = False,
 ) -> None:
     """Write the model of a run for publication: weights, model card, plain PyTorch code. Load it with --model hf:DIR.

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from classwise.cli.console import guarded, say_json, table
+from classwise.cli.console import say_json, table
+from classwise.cli.parameters import Json
 from classwise.cli.registry_source import entries, nested_names
 
 
@@ -38,10 +39,9 @@ class Listing:
     """Whether the first column holds the names listed; the JSON output contains those only."""
 
 
-@guarded
 def list_names(
     kind: Annotated[Kind, typer.Argument(help=f"What to list: {', '.join(Kind)}.", metavar="KIND")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the names as JSON.", rich_help_panel="Output")] = False,
+    as_json: Json = False,
 ) -> None:
     """List attacks, methods, models, data sets, recipes, analyses, studies or repairs with their settings.
 
@@ -72,20 +72,19 @@ def _attacks() -> list[Listing]:
 def _methods() -> list[Listing]:
     from classwise.objectives import OBJECTIVES
     from classwise.policies import POLICIES
-    from classwise.training.compatibility import conflict, traits_of
+    from classwise.training.compatibility import conflict, passes_per_image
 
-    built = {name: kind() for name, kind in OBJECTIVES.items()}
     objectives = [
-        [name, OBJECTIVES[name].paper, f"{traits_of(objective).cost:g}", *_registered({name: OBJECTIVES[name]})[0][1:]]
-        for name, objective in built.items()
+        [name, kind.paper, f"{passes_per_image(kind()):g}", settings_text(kind), first_line(kind)]
+        for name, kind in OBJECTIVES.items()
     ]
     policies = [
-        [name, kind.paper, ", ".join(kind.turns), ", ".join(kind.uses), *_registered({name: kind})[0][1:]]
+        [name, kind.paper, ", ".join(kind.turns), ", ".join(kind.uses), settings_text(kind), first_line(kind)]
         for name, kind in POLICIES.items()
     ]
     matrix = [
-        [name, *("–" if conflict(kind, objective) else "yes" for objective in built.values())]
-        for name, kind in POLICIES.items()
+        [name, *("–" if conflict(policy, objective()) else "yes" for objective in OBJECTIVES.values())]
+        for name, policy in POLICIES.items()
     ]
     return [
         Listing(
@@ -94,14 +93,14 @@ def _methods() -> list[Listing]:
             ["name", "paper", "cost", "settings", "description"],
         ),
         Listing("policies", policies, ["name", "paper", "controls", "statistics", "settings", "description"]),
-        Listing("policies (rows) that work with objectives (columns)", matrix, ["", *built], named=False),
+        Listing("policies (rows) that work with objectives (columns)", matrix, ["", *OBJECTIVES], named=False),
     ]
 
 
 def _models() -> list[Listing]:
     from classwise.models import MODELS
 
-    return [Listing("models", _registered(MODELS))]
+    return [Listing("models", [[name, settings_text(kind), first_line(kind)] for name, kind in MODELS.items()])]
 
 
 def _datasets() -> list[Listing]:
@@ -144,7 +143,7 @@ def _studies() -> list[Listing]:
 def _repairs() -> list[Listing]:
     from classwise.repairs.methods import METHODS
 
-    rows = [[name, settings_text(kind), getattr(kind, "about", "")] for name, kind in METHODS.items()]
+    rows = [[name, settings_text(kind), kind.about] for name, kind in METHODS.items()]
     return [Listing("repairs", rows)]
 
 
@@ -158,10 +157,6 @@ _TABLES: Mapping[Kind, Callable[[], list[Listing]]] = {
     Kind.STUDIES: _studies,
     Kind.REPAIRS: _repairs,
 }
-
-
-def _registered(registry: Mapping[str, Callable[..., Any]]) -> list[list[str]]:
-    return [[name, settings_text(factory), first_line(factory)] for name, factory in registry.items()]
 
 
 def settings_text(factory: Callable[..., Any], without: Sequence[str] = ()) -> str:

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from classwise.cli.completion import COMPLETIONS
-from classwise.config.options import GROUPS, Option, Options, options_of
+from classwise.cli.registry_source import entries
+from classwise.config.options import GROUPS, OUTPUT, Option, Options, options_of
 
 EXAMPLES = "Examples:"
 """Heading in a command's docstring; the lines below are shown at the end of its help."""
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel="Output")]
-Figures = Annotated[
-    Path | None,
-    typer.Option(
-        help="Save the charts as SVG, PDF and PNG to this directory.", metavar="DIR", rich_help_panel="Output"
-    ),
-]
+
+
+def option(text: str, metavar: str | None = None, *flags: str, group: str | None = None) -> Any:
+    """Describe an option that only one command has."""
+    return typer.Option(*flags, help=text, metavar=metavar, rich_help_panel=group)
+
+
+def output(text: str, metavar: str = "DIR", *flags: str) -> Any:
+    """Describe an option that names where to write."""
+    return option(text, metavar, *flags, group=OUTPUT)
+
+
+def limit(text: str, metavar: str | None = "N", *flags: str) -> Any:
+    """Describe an option of the group of checks."""
+    return option(text, metavar, *flags, group="Checks")
+
+
+Json = Annotated[bool, option("Print the result as JSON.", None, "--json", group=OUTPUT)]
+Figures = Annotated[Path | None, output("Save the charts as SVG, PDF and PNG to this directory.")]
+Weights = Annotated[Path | None, option("Weights file of a model that was evaluated with --weights.", "FILE")]
 
 
 def accepts(kind: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -52,7 +65,7 @@ def _parameter(one: Option) -> inspect.Parameter:
         "show_default": False,
         "rich_help_panel": about.group,
         "hidden": about.hidden,
-        "autocompletion": COMPLETIONS.get(one.name),
+        "autocompletion": _completion(one),
     }
     flags = one.flags
     if one.types == (bool,) and one.default is True:
@@ -65,6 +78,24 @@ def _parameter(one: Option) -> inspect.Parameter:
         default=inspect.Parameter.empty if one.required or about.required else default,
         annotation=Annotated[_type(one), info],
     )
+
+
+def _completion(one: Option) -> Callable[[str], list[str]] | None:
+    """Return a function that completes the values of an option without torch; None if they are not listed."""
+
+    def names() -> Sequence[str]:
+        if one.name == "attacks":
+            return [*(entry.name for entry in entries("attacks", "ATTACKS")), "corruptions"]
+        if one.name == "recipe":
+            from classwise.config.recipes import recipe_names
+
+            return recipe_names()
+        return one.choices
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    return complete if one.choices or one.name in ("attacks", "recipe") else None
 
 
 def _help(one: Option) -> str:

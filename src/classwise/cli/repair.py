@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from classwise.cli.console import ConsoleProgress, guarded, say, say_command, say_json, table
+from classwise.cli.console import ConsoleProgress, say, say_command, say_json, table
 from classwise.cli.parameters import Json, accepts
 from classwise.config.options import RepairOptions
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from classwise.reporting.repair import RepairReport
 
 
-@guarded
 @accepts(RepairOptions)
 def repair(options: dict[str, Any], as_json: Json = False) -> None:
     """Raise the worst-class robust accuracy of a trained model and evaluate the result on test images.

@@ -7,27 +7,17 @@ from typing import Annotated
 
 import typer
 
-from classwise.cli.console import ConsoleProgress, check_output, guarded, say, say_json
-from classwise.cli.parameters import Json
+from classwise.cli.console import ConsoleProgress, check_output, say, say_json
+from classwise.cli.parameters import Json, option, output
 
 
-@guarded
 def site(
     places: Annotated[
         list[Path], typer.Argument(help="Run directories, or directories that contain them.", metavar="DIR")
     ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="Directory for index.html, the reports and the JSON files.", metavar="DIR", rich_help_panel="Output"
-        ),
-    ],
-    title: Annotated[
-        str, typer.Option(help="Title of the page.", metavar="TEXT", show_default=True)
-    ] = "Robustness, class by class",
-    baseline: Annotated[
-        str, typer.Option(help="Baseline method of rho.", metavar="NAME", show_default=True)
-    ] = "trades",
+    out: Annotated[Path, output("Directory for index.html, the reports and the JSON files.")],
+    title: Annotated[str, option("Title of the page.", "TEXT")] = "Robustness, class by class",
+    baseline: Annotated[str, option("Baseline method of rho.", "NAME")] = "trades",
     as_json: Json = False,
 ) -> None:
     """Write a static leaderboard over many runs, averaged over random seeds, with a page for each run.

@@ -7,25 +7,17 @@ from typing import Annotated
 
 import typer
 
-from classwise.cli.console import ConsoleProgress, guarded, say, say_json
-from classwise.cli.parameters import Json
+from classwise.cli.console import ConsoleProgress, say, say_json
+from classwise.cli.parameters import Json, option, output
 from classwise.core.errors import InputError
 
 
-@guarded
 def study(
     name: Annotated[str, typer.Argument(help="Study name (see classwise list studies) or TOML file.", metavar="STUDY")],
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="Directory for the runs, the analyses and the page.", metavar="DIR", rich_help_panel="Output"
-        ),
-    ],
+    out: Annotated[Path, output("Directory for the runs, the analyses and the page.")],
     engine: Annotated[str, typer.Option(hidden=True)] = "local",
-    workers: Annotated[
-        int, typer.Option(help="Runs at a time, each in its own process.", metavar="N", show_default=True)
-    ] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted study.")] = False,
+    workers: Annotated[int, option("Runs at a time, each in its own process.", "N")] = 1,
+    resume: Annotated[bool, option("Continue an interrupted study.", None, "--resume")] = False,
     as_json: Json = False,
 ) -> None:
     """Train, evaluate and analyze all runs of a study, and write one page.

@@ -8,22 +8,18 @@ from typing import Annotated
 
 import typer
 
-from classwise.cli.console import check_output, guarded, say
+from classwise.cli.console import check_output, say
+from classwise.cli.parameters import option
 from classwise.core.errors import InputError, unknown
 
 
-@guarded
 def table(
     runs: Annotated[
         list[Path],
         typer.Argument(help="One run directory with a report, or several; the first is the baseline.", metavar="RUN"),
     ],
-    format: Annotated[
-        str, typer.Option(help="markdown, latex, csv or parquet.", metavar="NAME", show_default=True)
-    ] = "markdown",
-    out: Annotated[
-        Path | None, typer.Option(help="Write to this file. [default: standard output]", metavar="FILE")
-    ] = None,
+    format: Annotated[str, option("markdown, latex, csv or parquet.", "NAME")] = "markdown",
+    out: Annotated[Path | None, option("Write to this file. [default: standard output]", "FILE")] = None,
 ) -> None:
     """Write a report class by class, or several side by side, as Markdown, LaTeX, CSV or parquet.
 

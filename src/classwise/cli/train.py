@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from classwise.cli.console import ConsoleProgress, guarded, number, say, say_command, say_json
+from classwise.cli.console import ConsoleProgress, number, say, say_command, say_json
 from classwise.cli.parameters import Json, accepts
 from classwise.cli.processes import is_main_process, run_in_processes
 from classwise.config.options import TrainOptions
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from classwise.api.train import Run
 
 
-@guarded
 @accepts(TrainOptions)
 def train(options: dict[str, Any], as_json: Json = False) -> None:
     """Train a model from a recipe. Test data is never used: the best epoch is selected on validation images.

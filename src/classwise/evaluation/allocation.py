@@ -1,4 +1,4 @@
-"""Choose which examples to attack next if only the accuracy of the worst class is needed, to within ± H.
+"""Adaptive evaluation: attack examples in rounds until the accuracy of the worst class is known to within ± H.
 
 The goal is a 95% interval of half-width H for the lowest true class accuracy, min p_k, with as few attacked examples as
 possible. Examples are attacked in rounds; after each, every class has Wilson bounds l_k and h_k.
@@ -27,19 +27,23 @@ and their average are too high after such a run (by two points with ten equal cl
 computed from the first round, the only one whose size does not depend on results.
 """
 
-# K classes, C contenders, G splits
+# K classes, N examples, C contenders, G splits
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from classwise.core.errors import InputError
+from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.metrics.intervals import Floats, wilson
+from classwise.reporting.allocation import AllocationInfo
+from classwise.reporting.estimates import Estimate, percent
+from classwise.storage.verdicts import WORST_CASE, Verdicts
 
 TAIL_LOW = 0.0125
 TAIL_HIGH = 0.025
@@ -54,44 +58,27 @@ SPLITS = 64
 ROUNDING = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """The estimate of the lowest class accuracy, in fractions."""
-
-    label: int
-    """The contender with the lowest upper bound."""
-    value: float
-    low: float
-    high: float
-    """The 95% interval of the lowest true class accuracy."""
-    contenders: tuple[int, ...]
-    """Classes that may be the worst."""
-    reached: bool
-    """Whether the interval is narrow enough."""
-
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contenders:
-    """The contenders, their counts and their bounds; each array is (C,)."""
+    """The classes that may be the worst, their counts and their bounds; each array is (C,)."""
 
     labels: Ints
     share: Floats
     done: Ints
     available: Ints
-    low: Floats
-    high: Floats
+    lower: Floats
+    upper: Floats
     z_low: float
     z_high: float
+    half_width: float
+    """Target half-width of the interval."""
 
     @classmethod
-    def of(cls, survived: Ints, done: Ints, available: Ints) -> Contenders:
+    def of(cls, survived: Ints, done: Ints, available: Ints, half_width: float) -> Contenders:
+        """Select the contenders; at least one class must have examples, and each of those an attacked one."""
         present = np.flatnonzero(available)
-        low, high = wilson(survived[present], done[present], 1 - 2 * TAIL_LOW)
-        near = low < high.min()
+        lower, upper = wilson(survived[present], done[present], 1 - 2 * TAIL_LOW)
+        near = lower < upper.min()
         labels = present[near]
         tail_high = TAIL_HIGH / labels.size
         return cls(
@@ -99,23 +86,37 @@ class Contenders:
             share=survived[labels] / done[labels],
             done=done[labels],
             available=available[labels],
-            low=low[near],
-            high=wilson(survived[labels], done[labels], 1 - 2 * tail_high)[1],
+            lower=lower[near],
+            upper=wilson(survived[labels], done[labels], 1 - 2 * tail_high)[1],
             z_low=NormalDist().inv_cdf(1 - TAIL_LOW),
             z_high=NormalDist().inv_cdf(1 - tail_high),
+            half_width=half_width,
         )
 
     @property
-    def width(self) -> float:
-        return float(self.high.min() - self.low.min())
+    def leader(self) -> int:
+        """Position of the contender with the lowest upper bound."""
+        return int(self.upper.argmin())
 
-    def reached(self, half_width: float) -> bool:
-        return self.width <= 2 * half_width * (1 + 2 * ROUNDING)
+    @property
+    def low(self) -> float:
+        """Lower end of the 95% interval of the lowest true class accuracy."""
+        return float(self.lower.min())
 
-    def targets(self, half_width: float) -> Floats:
+    @property
+    def high(self) -> float:
+        """Its upper end."""
+        return float(self.upper.min())
+
+    @property
+    def reached(self) -> bool:
+        """Whether the interval is narrow enough."""
+        return self.high - self.low <= 2 * self.half_width * (1 + 2 * ROUNDING)
+
+    def targets(self) -> Floats:
         """Return the examples that each contender should have in the end, if accuracies do not change (C,)."""
-        split = self.share.min() - 2 * half_width * np.arange(SPLITS + 1) / SPLITS
-        wanted, cost = self._plans(split, split + 2 * half_width)
+        split = self.share.min() - 2 * self.half_width * np.arange(SPLITS + 1) / SPLITS
+        wanted, cost = self._plans(split, split + 2 * self.half_width)
         if not np.isfinite(cost).any():
             counts = self.share * self.available
             low, _ = wilson(counts, self.available, 1 - 2 * TAIL_LOW)
@@ -145,37 +146,32 @@ def _needed(distance: Floats, bound: Floats, z: float) -> Floats:
     return np.where(distance > 0, np.ceil(exact * (1 - ROUNDING)), np.inf)
 
 
-def first_round(available: ArrayLike, *, minimum: int = MINIMUM) -> Ints:
-    """Return the examples of each class in the first round (K,): ``minimum``, or all.
+def first_round(available: Ints) -> Ints:
+    """Return the examples of each class in the first round (K,): ``MINIMUM``, or all.
 
-    >>> first_round([1000, 20, 0]).tolist()
+    >>> first_round(np.array([1000, 20, 0])).tolist()
     [50, 20, 0]
     """
-    if minimum < 1:
-        raise InputError(f"minimum must be at least 1, got {minimum}")
-    return np.minimum(np.asarray(available, dtype=np.int64), minimum)
+    return np.minimum(available, MINIMUM)
 
 
-def next_round(
-    survived: ArrayLike, done: ArrayLike, available: ArrayLike, half_width: float, *, minimum: int = MINIMUM
-) -> Ints | None:
+def next_round(survived: Ints, done: Ints, available: Ints, half_width: float) -> Ints | None:
     """Return the number of further examples of each class to attack (K,); None after the last round.
 
     ``available`` counts all examples of each class, ``done`` those attacked so far, ``survived`` their survivors.
 
-    >>> next_round([0, 0, 0], [0, 0, 0], [1000, 1000, 0], 0.02).tolist()
+    >>> available = np.array([1000, 1000, 0])
+    >>> next_round(np.array([0, 0, 0]), np.array([0, 0, 0]), available, 0.02).tolist()
     [50, 50, 0]
-    >>> next_round([10, 40, 0], [50, 50, 0], [1000, 1000, 0], 0.02).tolist()
+    >>> next_round(np.array([10, 40, 0]), np.array([50, 50, 0]), available, 0.02).tolist()
     [150, 0, 0]
     """
-    survived, done, available = _counts(survived, done, available)
-    _check_goal(half_width)
-    begun: Ints = np.maximum(first_round(available, minimum=minimum) - done, 0)
+    begun: Ints = np.maximum(first_round(available) - done, 0)
     if begun.any():
         return begun
-    if not available.any() or (contenders := Contenders.of(survived, done, available)).reached(half_width):
+    if not available.any() or (contenders := Contenders.of(survived, done, available, half_width)).reached:
         return None
-    missing = contenders.targets(half_width) - contenders.done
+    missing = contenders.targets() - contenders.done
     most = np.minimum((GROWTH - 1) * contenders.done, contenders.available - contenders.done)
     size = np.minimum(np.maximum(missing, np.ceil(LEAST * contenders.done)), most)
     further = np.zeros_like(done)
@@ -183,38 +179,8 @@ def next_round(
     return further if further.any() else None
 
 
-def summary(survived: ArrayLike, done: ArrayLike, available: ArrayLike, half_width: float) -> Allocation | None:
-    """Return the estimate of the worst class; None if no class has examples.
-
-    If ``reached`` is False after the last round, all examples of the contenders were used before the interval was
-    narrow enough.
-
-    >>> found = summary([310, 800], [1500, 1000], [5000, 5000], 0.03)
-    >>> found.label, round(found.low, 3), round(found.high, 3), found.contenders, found.reached
-    (0, 0.184, 0.228, (0,), True)
-    """
-    survived, done, available = _counts(survived, done, available)
-    _check_goal(half_width)
-    if not available.any():
-        return None
-    if label := np.flatnonzero((done == 0) & (available > 0)).tolist():
-        raise InputError(f"no example of class {label[0]} has been attacked yet")
-    contenders = Contenders.of(survived, done, available)
-    leader = int(contenders.high.argmin())
-    return Allocation(
-        label=int(contenders.labels[leader]),
-        value=float(contenders.share[leader]),
-        low=float(contenders.low.min()),
-        high=float(contenders.high[leader]),
-        contenders=tuple(contenders.labels.tolist()),
-        reached=contenders.reached(half_width),
-    )
-
-
-def overall(
-    survived: ArrayLike, done: ArrayLike, available: ArrayLike, *, level: float = 0.95
-) -> tuple[float, float, float]:
-    """Return the accuracy over all available examples, from samples of the classes, and its interval.
+def overall(survived: Ints, done: Ints, available: Ints) -> tuple[float, float, float]:
+    """Return the accuracy over all available examples, from samples of the classes, and its 95% interval.
 
     Each class is weighted by its size: p = sum w_k p_k with w_k = N_k / sum N. The variance is
     V = sum w_k² q_k (1 - q_k) / n_k with q_k = (s_k + 1) / (n_k + 2), which is positive also for p_k = 0 or 1. The
@@ -223,12 +189,10 @@ def overall(
 
     Pass the counts of the first round, since those of later rounds are biased. NaN without examples.
 
-    >>> [round(part, 3) for part in overall([10, 40], [50, 50], [1000, 3000])]
+    >>> found = overall(np.array([10, 40]), np.array([50, 50]), np.array([1000, 3000]))
+    >>> [round(part, 3) for part in found]
     [0.65, 0.557, 0.733]
     """
-    survived, done, available = _counts(survived, done, available)
-    if ((done == 0) & (available > 0)).any():
-        raise InputError("the overall accuracy needs an attacked example of every class with examples")
     present = np.flatnonzero(available)
     if not present.size:
         return np.nan, np.nan, np.nan
@@ -239,23 +203,73 @@ def overall(
     guarded = (survived + 1) / (done + 2)
     center = weight @ guarded
     n = center * (1 - center) / (weight**2 @ (guarded * (1 - guarded) / done))
-    low, high = wilson(value * n, n, level)
+    low, high = wilson(value * n, n)
     return value, float(low), float(high)
 
 
-def _check_goal(half_width: float) -> None:
-    if not 0 < half_width < 0.5:
-        raise InputError(f"half_width must be between 0 and 0.5 (0.02 for 2 points), got {half_width}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """The order in which examples are attacked, and the goal."""
 
+    label: Ints
+    rank: Ints
+    """(N,) position of each example in the order of its class."""
+    available: Ints
+    """(K,) examples of each class."""
+    half_width: float
+    """Target half-width of the 95% interval of the worst class, as a fraction."""
 
-def _counts(survived: ArrayLike, done: ArrayLike, available: ArrayLike) -> tuple[Ints, Ints, Ints]:
-    """Return the three counts as arrays, checked for consistency."""
-    parts = [np.asarray(part, dtype=np.int64) for part in (survived, done, available)]
-    if len({part.shape for part in parts}) > 1 or parts[0].ndim != 1:
-        raise InputError(f"expected three counts for each class, got shapes {[part.shape for part in parts]}")
-    ordered = (np.diff([np.zeros_like(parts[0]), *parts], axis=0) >= 0).all(axis=0)
-    if not ordered.all():
-        label = int(ordered.argmin())
-        got = ", ".join(str(part[label]) for part in parts)
-        raise InputError(f"class {label}: expected 0 <= survived <= done <= available, got {got}")
-    return parts[0], parts[1], parts[2]
+    @classmethod
+    def of(cls, label: Ints, num_classes: int, half_width: float, seed: int) -> Rounds:
+        """Draw the order. ``half_width`` is in percentage points."""
+        draws = np.random.default_rng(seed).permutation(len(label))
+        rank = np.empty(len(label), dtype=np.int64)
+        for one in range(num_classes):
+            rows = np.flatnonzero(label == one)
+            rank[rows[np.argsort(draws[rows])]] = np.arange(len(rows))
+        available = np.bincount(label, minlength=num_classes)
+        return cls(label=label, rank=rank, available=available, half_width=half_width / 100)
+
+    def run(self, verdicts: Verdicts) -> Iterator[Bools]:
+        """Yield masks (N,) of the examples to attack, each a superset of the previous one, until the goal is reached.
+
+        Before the next step, the caller fills the verdicts on these examples.
+        """
+        done = first_round(self.available)
+        while True:
+            rows = self.rank < done[self.label]
+            yield rows
+            more = next_round(self._survivors(rows, verdicts), done, self.available, self.half_width)
+            if more is None:
+                return
+            done = done + more
+
+    def results(self, rows: Bools, rounds: int, verdicts: Verdicts) -> dict[str, Any]:
+        """Return the allocation and the overall accuracies of the report, after the last round."""
+        overall = {key: self._overall(verdicts, key) for key in (*verdicts.keys, WORST_CASE)}
+        return {"allocation": self._info(rows, rounds, verdicts), "overall": overall}
+
+    def _info(self, rows: Bools, rounds: int, verdicts: Verdicts) -> AllocationInfo:
+        done = np.bincount(self.label[rows], minlength=len(self.available))
+        found = Contenders.of(self._survivors(rows, verdicts), done, self.available, self.half_width)
+        return AllocationInfo(
+            asked=round(100 * self.half_width, 4),
+            reached=found.reached,
+            rounds=rounds,
+            label=int(found.labels[found.leader]),
+            value=percent(float(found.share[found.leader])),
+            low=percent(found.low),
+            high=percent(found.high),
+            contenders=found.labels.tolist(),
+            attacked=done.tolist(),
+            available=self.available.tolist(),
+        )
+
+    def _overall(self, verdicts: Verdicts, key: str) -> Estimate:
+        """Return the accuracy over all examples, estimated from the first round, whose size is fixed."""
+        done = first_round(self.available)
+        value, low, high = overall(self._survivors(self.rank < done[self.label], verdicts, key), done, self.available)
+        return Estimate(value=percent(value), low=percent(low), high=percent(high), n=int(done.sum()))
+
+    def _survivors(self, rows: Bools, verdicts: Verdicts, key: str = WORST_CASE) -> Ints:
+        return np.bincount(self.label[rows & verdicts.survived(key)], minlength=len(self.available))

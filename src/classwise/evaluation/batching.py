@@ -21,10 +21,6 @@ SAVE_SECONDS = 5.0
 """Seconds between two saves: the most work that an interruption can lose."""
 
 
-def _do_nothing() -> None:
-    pass
-
-
 @dataclass(slots=True, kw_only=True)
 class BatchLoop:
     """Settings of loops over examples that share a batch size."""
@@ -32,9 +28,9 @@ class BatchLoop:
     size: int
     """Maximum batch size. Halved each time memory runs out."""
     progress: Progress
-    save: Callable[[], None] = _do_nothing
+    save: Callable[[], None] = lambda: None
     """Called every few seconds."""
-    free: Callable[[], None] = _do_nothing
+    free: Callable[[], None] = lambda: None
     """Frees memory before a batch is retried."""
     reduced: bool = False
     """Whether memory ran out."""

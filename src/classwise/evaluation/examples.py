@@ -13,7 +13,8 @@ from torch import Tensor
 
 from classwise.attacks.losses import margin
 from classwise.evaluation.judge import compute_logits
-from classwise.evaluation.stages import AttackParts, Run, attack_batch
+from classwise.evaluation.parts import AttackParts
+from classwise.evaluation.stages import Run, attack_batch
 from classwise.metrics.comparison import Bools
 from classwise.reporting.examples import Answered, Broken, BrokenExamples, amplification
 from classwise.reporting.figures import png

@@ -31,9 +31,9 @@ from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
 from classwise.data import ImageSet, ordered
 from classwise.evaluation.batching import BatchLoop
-from classwise.evaluation.fast import at_most
 from classwise.evaluation.inputs import SAMPLE, SAMPLE_BATCH, count_classes, default_batch_size
 from classwise.evaluation.judge import compute_logits, judge
+from classwise.evaluation.parts import at_most
 from classwise.metrics.counts import Ints
 from classwise.models.weights import digest_model
 from classwise.storage.files import digest, digest_json

@@ -9,8 +9,7 @@ Natural predictions come first, then the probes of the trust checks, then each a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,45 +18,34 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from classwise.accelerate import FoldedCopy, release_memory, search_model
+from classwise.accelerate import release_memory, search_model
 from classwise.attacks import ATTACKS
 from classwise.core.choices import EngineName
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, has_gradients
 from classwise.core.progress import Progress
-from classwise.core.threat import Threat
-from classwise.core.types import Attack
-from classwise.corruptions import Corruption
 from classwise.data import ImageSet, ordered
-from classwise.data.derived import known_superclasses
-from classwise.evaluation.adaptive import Rounds
+from classwise.evaluation.allocation import Rounds
 from classwise.evaluation.batching import BatchLoop
-from classwise.evaluation.effort import account
-from classwise.evaluation.examples import find_broken_examples
 from classwise.evaluation.inputs import SAMPLE, SAMPLE_BATCH, choose_examples, count_classes, default_batch_size
 from classwise.evaluation.judge import predict
-from classwise.evaluation.record import Record
-from classwise.evaluation.stages import AttackParts, Run, predict_natural, run_attack, run_corruption
-from classwise.evaluation.trust.checks import ProbeResult, run_probes
-from classwise.evaluation.trust.findings import derive_findings
+from classwise.evaluation.parts import AttackParts
+from classwise.evaluation.perturbations import Perturbations
+from classwise.evaluation.report import make_report
+from classwise.evaluation.stages import Costs, Run, predict_natural, run_attack, run_corruption
+from classwise.evaluation.trust.probes import ProbeResult, run_probes
 from classwise.metrics.comparison import Bools
 from classwise.models.weights import digest_model
 from classwise.reporting import ClassReport
-from classwise.reporting.corruptions import CorruptionInfo
-from classwise.reporting.report import DatasetInfo, ThreatInfo
 from classwise.storage.files import digest_json, write_json
-from classwise.storage.run_directory import RunDirectory, Section, hardware, versions
-from classwise.storage.verdicts import WORST_CASE, Verdicts
+from classwise.storage.run_directory import RunDirectory, Section, versions
+from classwise.storage.verdicts import Verdicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationSettings:
+class EvaluationSettings(Perturbations):
     """Attacks and settings of an evaluation. With the model and the images they determine the verdicts."""
 
-    attacks: Mapping[str, tuple[str, Attack]]
-    """Spec and attack, by the key in the report."""
-    corruptions: Mapping[str, Corruption]
-    threat: Threat
     per_class: int | None
     """Number of examples of each class to evaluate, the first ones. None: all."""
     batch_size: int | None
@@ -68,8 +56,6 @@ class EvaluationSettings:
     """Stop once the worst class's 95% interval is within ± this many percentage points. None: attack all examples."""
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.until_worst_ci is not None and not 0 < self.until_worst_ci < 50:
             raise InputError(
                 f"until_worst_ci must be above 0 and below 50 percentage points, got {self.until_worst_ci}"
@@ -127,27 +113,46 @@ def run_evaluation(
     recorded = settings.record(images)
     fingerprint = digest_json([recorded, images.digest(), _identity(model, sample)])
     searched = search_model(model, torch.cat(sample)[: max(batch_size, SAMPLE_BATCH)], settings.engine)
+    effort: Costs = {}
+
+    def save() -> None:
+        if directory is not None:
+            directory.note("evaluation", effort=effort)
+            pending.save(directory.verdicts, fingerprint)
+
     try:
-        record = Record(verdicts=pending)
         if directory is not None:
             named = {name: value for name, value in model_info.items() if name != "trained"}
             details = {"asked": {**recorded, "model": named}}
-            record = Record.open(directory, pending, fingerprint, details, resume=resume, beside=beside)
-        free = partial(release_memory, searched)
+            effort = _claim(directory, pending, fingerprint, details, resume=resume, beside=beside)
         run = Run(
             model=model,
             searched=searched,
             images=images,
             threat=settings.threat,
             seed=settings.seed,
-            record=record,
-            loop=BatchLoop(size=batch_size, progress=progress, save=record.save, free=free),
+            verdicts=pending,
+            effort=effort,
+            loop=BatchLoop(size=batch_size, progress=progress, save=save, free=partial(release_memory, searched)),
         )
+        goal = settings.until_worst_ci
+        rounds = None if goal is None else Rounds.of(run.verdicts.label, num_classes, goal, settings.seed)
         try:
-            outcome = _run_stages(run, settings, parts, num_classes)
+            probed, rows, count = _run_stages(run, settings, parts, rounds)
         finally:
-            record.save()
-        report = _report(run, settings, parts, outcome, classes, model_info, trained_on, command)
+            save()
+        report = make_report(
+            run,
+            parts,
+            settings.corruptions,
+            probed,
+            rows,
+            classes,
+            model_info=model_info,
+            trained_on=trained_on,
+            command=command,
+            **({} if rounds is None else rounds.results(rows, count, run.verdicts)),
+        )
     finally:
         release_memory(searched)
     if directory is not None:
@@ -155,95 +160,61 @@ def run_evaluation(
     return report
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
-    """Results of the stages other than the verdicts."""
+def _claim(
+    directory: RunDirectory,
+    pending: Verdicts,
+    fingerprint: str,
+    details: dict[str, Any],
+    *,
+    resume: bool,
+    beside: Section | None,
+) -> Costs:
+    """Claim a directory, fill ``pending`` with the verdicts saved there, and return the effort so far."""
+    resumed = directory.claim("evaluation", fingerprint, details, resume=resume, beside=beside)
+    if resumed and directory.verdicts.exists():
+        saved, saved_fingerprint = Verdicts.load(directory.verdicts)
+        if saved_fingerprint == fingerprint:
+            _fill(pending, saved)
+    effort: Costs = directory.read()["evaluation"].get("effort", {})
+    return effort
 
-    probed: ProbeResult
-    rows: Bools
-    """(N,) examples that were evaluated."""
-    rounds: Rounds | None
-    """Adaptive evaluation only."""
-    count: int
-    """Number of rounds."""
+
+def _fill(pending: Verdicts, saved: Verdicts) -> None:
+    """Copy a saved table into a pending one. A finished adaptive evaluation saves only attacked examples."""
+    rows = np.isin(pending.index, saved.index)
+    pending.natural[rows] = saved.natural
+    for columns, known in (
+        (pending.attacks, saved.attacks),
+        (pending.stages, saved.stages),
+        (pending.corrupted, saved.corrupted),
+    ):
+        for key, column in columns.items():
+            column[rows] = known[key]
+    for effort, known in ((pending.forwards, saved.forwards), (pending.backwards, saved.backwards)):
+        for key, column in known.items():
+            effort[key] = np.zeros(len(pending), dtype=np.int64)
+            effort[key][rows] = column
+    for key, margins in saved.margins.items():
+        pending.margins[key] = np.full(len(pending), np.nan, dtype=np.float32)
+        pending.margins[key][rows] = margins
 
 
-def _run_stages(run: Run, settings: EvaluationSettings, parts: Sequence[AttackParts], num_classes: int) -> _Outcome:
-    """Fill the table of verdicts."""
-    label, goal = run.verdicts.label, settings.until_worst_ci
-    rounds = None if goal is None else Rounds.of(label, num_classes, goal, settings.seed)
+def _run_stages(
+    run: Run, settings: EvaluationSettings, parts: Sequence[AttackParts], rounds: Rounds | None
+) -> tuple[ProbeResult, Bools, int]:
+    """Fill the table of verdicts. Return the probes, the evaluated examples (N,) and the number of rounds."""
     probed = ProbeResult()
-    steps = iter([np.ones(len(label), dtype=bool)]) if rounds is None else rounds.run(run.verdicts)
+    steps = [np.ones(len(run.verdicts), dtype=bool)] if rounds is None else rounds.run(run.verdicts)
     for count, rows in enumerate(steps, 1):
         predict_natural(run, rows)
         if parts and count == 1:
             # The audit of fast includes a black-box attack with many more queries.
-            probed = run_probes(run, black_box=not any(one.has_audit for one in parts))
+            probed = run_probes(run, black_box=not any(one.audits for one in parts))
         for one in parts:
             run_attack(run, one, rows, probed.warnings)
     for key, corruption in settings.corruptions.items():
         run_corruption(run, key, corruption, rows)
-    return _Outcome(probed=probed, rows=rows, rounds=rounds, count=count)
-
-
-def _report(
-    run: Run,
-    settings: EvaluationSettings,
-    parts: Sequence[AttackParts],
-    outcome: _Outcome,
-    classes: list[str],
-    model_info: dict[str, Any],
-    trained_on: str | None,
-    command: str | None,
-) -> ClassReport:
-    """Derive the report from the verdicts."""
-    images, verdicts, rounds, rows = run.images, run.verdicts, outcome.rounds, outcome.rows
-    audits = {one.key: one.cascade(verdicts, run.seed).audit(outcome.probed.warnings) for one in parts}
-    attacks = {one.key: account(one, run.record, classes, audits[one.key]) for one in parts}
-    decided = verdicts if rounds is None else verdicts.take(rows)
-    report = ClassReport.from_verdicts(
-        decided,
-        dataset=DatasetInfo(
-            name=images.name,
-            split=images.split,
-            n=len(decided),
-            classes=classes,
-            digest=images.digest(),
-            superclasses=known_superclasses(images.name, len(classes)),
-        ),
-        model={
-            **model_info,
-            "searched": run.searched.how if isinstance(run.searched, FoldedCopy) else "as it is",
-            "versions": versions(),
-            "hardware": hardware(),
-        },
-        threat=ThreatInfo(norm=run.threat.norm, eps=run.threat.eps, eps_text=run.threat.text),
-        attacks=attacks,
-        corruptions=[
-            CorruptionInfo(key=key, kind=corruption.kind, family=corruption.family, severity=corruption.severity)
-            for key, corruption in settings.corruptions.items()
-        ],
-        sanity=derive_findings(
-            decided,
-            run.threat,
-            rejected={key: info.rejected for key, info in attacks.items()},
-            classes=classes,
-            black_box={unit: attack.black_box for one in parts for unit, attack in one.units.items()},
-            probes=outcome.probed.probes,
-            probe_failure=outcome.probed.failure,
-            reduced_batch_size=run.loop.size if run.loop.reduced else None,
-            trained_on_images=trained_on is not None and trained_on == images.digest(),
-        ),
-        allocation=None if rounds is None else rounds.info(rows, outcome.count, verdicts),
-        overall=None
-        if rounds is None
-        else {key: rounds.overall(verdicts, key) for key in (*verdicts.keys, WORST_CASE)},
-        command=command,
-    )
-    if parts and report.worst is not None:
-        with suppress(InputError, torch.OutOfMemoryError):  # the report is valid without images
-            report.keep_examples(find_broken_examples(run, parts, report.worst.label, classes, rows))
-    return report
+    return probed, rows, count
 
 
 def _save(report: ClassReport, directory: RunDirectory, fingerprint: str) -> None:

@@ -10,8 +10,9 @@ not attacked. Every example has its own random stream, so verdicts depend neithe
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -21,63 +22,19 @@ from classwise.core.model_calls import device_of, model_errors
 from classwise.core.pass_counter import count_passes
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
-from classwise.core.types import Attack, AttackCall, Effort, Selection
+from classwise.core.types import Attack, AttackCall, Effort
 from classwise.corruptions import Corruption
 from classwise.data import ImageSet, ordered
 from classwise.evaluation.batching import BatchLoop
-from classwise.evaluation.fast import Cascade
 from classwise.evaluation.judge import judge, predict
-from classwise.evaluation.record import Record
+from classwise.evaluation.parts import AttackParts
 from classwise.metrics.comparison import Bools
 from classwise.metrics.counts import Ints
 from classwise.storage.files import digest
 from classwise.storage.verdicts import NATURAL, PENDING, Verdicts
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttackParts:
-    """An attack and its parts, by the names of their columns."""
-
-    key: str
-    spec: str
-    attack: Attack
-    variants: Mapping[str, Attack]
-    """Attacks of a grid, of which the strongest counts; empty for a single attack."""
-    stages: Mapping[str, Attack]
-    """Attacks of an ensemble, in order; empty for a single attack."""
-    selects: Mapping[str, Selection]
-    """The survivors that each stage attacks."""
-
-    @classmethod
-    def of(cls, key: str, spec: str, attack: Attack, num_classes: int) -> AttackParts:
-        """Split an attack into its parts."""
-        name, stages = key.partition(":")[0], attack.stages(num_classes)
-        return cls(
-            key=key,
-            spec=spec,
-            attack=attack,
-            variants={f"{name}:{variant}": one for variant, one in attack.variants().items()},
-            stages={f"{key}/{stage}": one for stage, one in stages.items()},
-            selects={f"{key}/{stage}": attack.selects(stage) for stage in stages},
-        )
-
-    @property
-    def units(self) -> Mapping[str, Attack]:
-        """The attacks to run: the variants, the stages, or the attack itself."""
-        return self.variants or self.stages or {self.key: self.attack}
-
-    @property
-    def has_audit(self) -> bool:
-        """Whether some of its stages audit the others."""
-        return "sample" in self.selects.values()
-
-    def cascade(self, verdicts: Verdicts, seed: int) -> Cascade:
-        """The stages with their verdicts."""
-        return Cascade(stages=self.stages, selects=self.selects, verdicts=verdicts, seed=seed)
-
-    def strongest(self, verdicts: Verdicts) -> str:
-        """The variant with the fewest survivors; of tied ones the first."""
-        return min(self.variants, key=lambda name: int(verdicts.survived(name).sum()))
+Costs = dict[str, dict[str, Any]]
+"""Examples attacked, results rejected and seconds of each attack or stage, by the name of its column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +47,10 @@ class Run:
     images: ImageSet
     threat: Threat
     seed: int
-    record: Record
+    verdicts: Verdicts
+    """Filled in place."""
+    effort: Costs
     loop: BatchLoop
-
-    @property
-    def verdicts(self) -> Verdicts:
-        """The verdicts so far."""
-        return self.record.verdicts
 
     def batch(self, rows: Ints) -> tuple[Tensor, Tensor, Tensor]:
         """The images, labels and indices of some examples, on the device of the model."""
@@ -111,7 +65,7 @@ def predict_natural(run: Run, rows: Bools) -> None:
         column[batch] = predict(run.model, run.batch(batch)[0])
 
     run.loop.run(NATURAL, rows & (column == PENDING), fill)
-    run.record.save()  # from here on an interrupted evaluation can be resumed
+    run.loop.save()  # from here on an interrupted evaluation can be resumed
 
 
 def run_attack(run: Run, parts: AttackParts, rows: Bools, warnings: Sequence[str]) -> None:
@@ -127,9 +81,8 @@ def run_attack(run: Run, parts: AttackParts, rows: Bools, warnings: Sequence[str
         column[:] = verdicts.attacks[parts.strongest(verdicts)]
     elif parts.stages:
         before = verdicts.natural
-        cascade = parts.cascade(verdicts, run.seed)
         for name, stage in parts.stages.items():
-            selected = cascade.select(name, warnings)
+            selected = parts.select(name, verdicts, run.seed, warnings)
             _search(run, name, stage, before, verdicts.stages[name], rows, selected)
             before = verdicts.stages[name]
         column[:] = before
@@ -171,7 +124,7 @@ def _search(run: Run, key: str, attack: Attack, before: Ints, column: Ints, rows
     backwards = verdicts.backwards.setdefault(key, np.zeros(size, dtype=np.int64))
     margins = verdicts.margins.setdefault(key, np.full(size, np.nan, dtype=np.float32))
     attacked = selected & (before == verdicts.label)
-    effort = run.record.effort.setdefault(key, {"rejected": 0, "seconds": 0.0})
+    effort = run.effort.setdefault(key, {"rejected": 0, "seconds": 0.0})
     effort["attacked"] = int(attacked.sum())
     passed_over = ~attacked & (column == PENDING)
     column[passed_over] = before[passed_over]

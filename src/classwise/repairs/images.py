@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ TEST = "test"
 MOST_SHARED = 0.01
 """Fraction of test images that may also be fitting images: some data sets contain duplicates."""
 
+MAY_BE_TRAINED_ON = (
+    "If the model was trained on the fitting images, its accuracy on them is too high, by different amounts in "
+    "different classes."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingImages:
@@ -28,17 +34,18 @@ class FittingImages:
 
     images: ImageSet
     index: Ints
+    """Validation images: held out of the model's training if that is known."""
     train: Ints
-    """The model's own training images if known, else ``index``."""
-    origin: str
-    notes: list[str]
+    """Training images: the model's own if known, else ``index``."""
+    origin: str = "data passed by the caller"
+    notes: Sequence[str] = ()
 
 
 def fitting_images(
     data: Any,
     *,
     model: str,
-    run: Path | None,
+    run: RunDirectory | None,
     split: str | None,
     per_class: int | None,
     seed: int,
@@ -50,24 +57,22 @@ def fitting_images(
             "split 'test' is reserved for the test evaluation: pass another split, or none to fit to the validation "
             "images of a run directory"
         )
-    directory = None if run is None else RunDirectory(run)
-    made = {} if directory is None else directory.producer()
+    made = {} if run is None else run.producer()
     named = isinstance(data, str | Path)
     images = load_data(data, split=split or ("train" if named else "fit"), progress=progress)
     known = made.get("data_digest") is not None and made.get("data_digest") == images.digest()
-    if directory is not None and known and directory.validation.is_file() and split in (None, "train"):
-        index = directory.held_out(len(images))
+    if run is not None and known and run.validation.is_file() and split in (None, "train"):
+        index = run.held_out(len(images))
         if len(index):
             return FittingImages(
                 images=images,
                 index=_some(images, index, per_class, seed),
                 train=np.setdiff1d(np.arange(len(images)), index),
                 origin="validation images of the run",
-                notes=[],
             )
         if split is None:
             raise InputError(
-                f"{run} has no validation images (validation_per_class = 0): pass the split to fit to, as --split "
+                f"{run.path} has no validation images (validation_per_class = 0): pass the split to fit to, as --split "
                 "train (accuracies on training images are too high)"
             )
     if named and split is None:
@@ -75,21 +80,11 @@ def fitting_images(
             f"no validation images are known: {model} is not a run directory trained on this data. Pass the split to "
             "fit to, as --split train (accuracies are too high on images that the model was trained on)"
         )
-    notes = []
-    if split == "train":
-        notes = [
-            "If the model was trained on the fitting images, its accuracy on them is too high, by different amounts in "
-            "different classes."
-        ]
-    whole = np.arange(len(images))
-    index = _some(images, whole, per_class, seed)
-    return FittingImages(
-        images=images,
-        index=index,
-        train=index,
-        origin="data passed by the caller" if split is None else "named split",
-        notes=notes,
-    )
+    index = _some(images, np.arange(len(images)), per_class, seed)
+    if split is None:
+        return FittingImages(images=images, index=index, train=index)
+    notes = [MAY_BE_TRAINED_ON] if split == "train" else []
+    return FittingImages(images=images, index=index, train=index, origin="named split", notes=notes)
 
 
 def test_split(data: Any, test: Any, fitting: FittingImages, progress: Progress) -> ImageSet:
@@ -126,7 +121,5 @@ def _some(images: ImageSet, index: Ints, per_class: int | None, seed: int) -> In
     """All of the images at ``index``, or this many random ones of each class."""
     if per_class is None:
         return index
-    if per_class < 1:
-        raise InputError(f"per_class must be at least 1, got {per_class}")
     labels = images.labels[index]
     return np.asarray(index[balanced_subset(labels, per_class, int(images.labels.max()) + 1, seed)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,21 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-class Average(Protocol):
+class Average:
     """An average of the models of a training."""
 
-    gated: bool
+    gated = False
     """Whether ``on_epoch`` needs validation statistics of the trained model itself."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.average = copy.deepcopy(model).eval().requires_grad_(False)
+        self.counts: dict[str, int] = {}
+        """Counters, by their names in a checkpoint."""
 
     @property
     def model(self) -> nn.Module | None:
         """The average so far; None before the first model is included."""
+        return self.average
 
     def on_step(self, model: nn.Module) -> None:
         """Update the average after a training step."""
@@ -39,12 +45,15 @@ class Average(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
+        return {"model": self.average.state_dict(), **self.counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint."""
+        self.average.load_state_dict(state["model"])
+        self.counts = {name: state[name] for name in self.counts}
 
 
-class WeightAverage:
+class WeightAverage(Average):
     """Exponential moving average over steps.
 
     w_avg ← d · w_avg + (1 - d) · w after step t = 0, 1, ..., with d = min(decay, t / (t + 9)). With a constant d, the
@@ -52,28 +61,14 @@ class WeightAverage:
     noise, which policies that accumulate statistics never forget.
     """
 
-    gated = False
-
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        self.decay, self.updates = decay, 0
+        super().__init__(model)
+        self.decay, self.counts = decay, {"updates": 0}
 
     def on_step(self, model: nn.Module) -> None:
-        """Include the current weights."""
-        _mix(self.model, model, 1 - min(self.decay, self.updates / (self.updates + 9)))
-        self.updates += 1
-
-    def on_epoch(self, model: nn.Module, val: ClassStats) -> None:
-        """Do nothing: this average is updated by steps."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return {"model": self.model.state_dict(), "updates": self.updates}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
-        self.model.load_state_dict(state["model"])
-        self.updates = state["updates"]
+        updates = self.counts["updates"]
+        _mix(self.average, model, 1 - min(self.decay, updates / (updates + 9)))
+        self.counts["updates"] += 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +90,7 @@ class FAWASettings:
             raise InputError(f"begin must be at least 1, got {self.begin}")
 
 
-class FAWA:
+class FAWA(Average):
     """Fairness-aware weight averaging (Wei et al. 2023, Section 4.3).
 
     w_avg ← d · w_avg + (1 - d) · w after every epoch whose worst class reaches the threshold.
@@ -109,32 +104,23 @@ class FAWA:
     gated = True
 
     def __init__(self, model: nn.Module, settings: FAWASettings) -> None:
-        self.settings, self.epochs, self.included = settings, 0, 0
-        self.average = copy.deepcopy(model).eval().requires_grad_(False)
+        super().__init__(model)
+        self.settings, self.counts = settings, {"epochs": 0, "included": 0}
 
     @property
     def model(self) -> nn.Module | None:
-        return self.average if self.included else None
-
-    def on_step(self, model: nn.Module) -> None:
-        """Do nothing: this average is updated by epochs."""
+        return self.average if self.counts["included"] else None
 
     def on_epoch(self, model: nn.Module, val: ClassStats) -> None:
         """Include the current weights if their worst class reaches the threshold."""
-        self.epochs += 1
+        self.counts["epochs"] += 1
         # In float64, so that 24 of 100 is not less than 0.24.
         shares = (val.correct_adv.double() / val.n_adv)[val.n_adv > 0]
-        if self.epochs < self.settings.begin or not len(shares) or float(shares.min()) < self.settings.threshold:
+        early = self.counts["epochs"] < self.settings.begin
+        if early or not len(shares) or float(shares.min()) < self.settings.threshold:
             return
-        _mix(self.average, model, 1 - self.settings.decay if self.included else 1.0)
-        self.included += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"model": self.average.state_dict(), "epochs": self.epochs, "included": self.included}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.average.load_state_dict(state["model"])
-        self.epochs, self.included = state["epochs"], state["included"]
+        _mix(self.average, model, 1 - self.settings.decay if self.counts["included"] else 1.0)
+        self.counts["included"] += 1
 
 
 @torch.no_grad()

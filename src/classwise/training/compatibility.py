@@ -1,6 +1,6 @@
 """Compatibility of policies with objectives, and the cost of a training step.
 
-Both are measured in one step on a few random images. Objectives need not declare them, and the values are also correct
+The cost is measured in one step on a few random images. Objectives need not declare it, and the value is also correct
 for objectives from user files.
 """
 
@@ -8,7 +8,7 @@ for objectives from user files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,18 +23,11 @@ BACKWARD = 2.0
 BATCH, CLASSES = 4, 3
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """Measured properties of an objective."""
+def passes_per_image(objective: Objective) -> float:
+    """Measure the forward passes per image and epoch of an objective by one training step.
 
-    controls: frozenset[str]
-    """The class controls that have an effect."""
-    cost: float
-    """Forward passes per image and epoch; a backward pass counts as two, a teacher's forward pass as one."""
-
-
-def traits_of(objective: Objective) -> Traits:
-    """Measure an objective by one training step."""
+    A backward pass counts as two, a teacher's forward pass as one.
+    """
     with torch.random.fork_rng(devices=[]):
         model, teacher = _CountingModel(), _CountingModel()
     settings: Any = objective
@@ -51,8 +44,7 @@ def traits_of(objective: Objective) -> Traits:
     for replay in range(objective.replays):
         x_adv = x_adv if replay == 0 else objective.again(x, x_adv, y, controls)
         reduce(objective.terms(model, x, x_adv, y), y, controls).backward()  # type: ignore[no-untyped-call]
-    passes = model.forwards + BACKWARD * model.backwards + teacher.forwards
-    return Traits(objective.used_controls, passes / BATCH)
+    return (model.forwards + BACKWARD * model.backwards + teacher.forwards) / BATCH
 
 
 def conflict(policy: Policy | type[Policy], objective: Objective) -> str | None:

@@ -14,10 +14,11 @@ from torch import nn
 
 from classwise.config.recipes import PhaseChoice, Recipe
 from classwise.core.errors import InputError
-from classwise.core.model_calls import device_of, exact, frozen, logits_of
+from classwise.core.model_calls import device_of
 from classwise.core.progress import SILENT, Progress
 from classwise.core.types import Task
 from classwise.data import ImageSet, balanced_split, balanced_subset, load_data, ordered
+from classwise.evaluation.judge import predict
 from classwise.metrics.counts import Ints
 from classwise.models.load import load_model, run_directory
 from classwise.storage.files import digest
@@ -143,9 +144,8 @@ def pseudo_labeled(
     """Replace labels by a model's predictions: the first step of robust self-training (Carmon et al. 2019)."""
     device, predictions = device_of(model), []
     progress.start("label extra images", len(images))
-    with torch.no_grad(), frozen(model), exact(device):
-        for x, _, _ in ordered(images, None, LABELING_BATCH, device):
-            predictions.append(logits_of(model(x)).argmax(1).cpu().numpy())
-            progress.advance(len(x))
+    for x, _, _ in ordered(images, None, LABELING_BATCH, device):
+        predictions.append(predict(model, x))
+        progress.advance(len(x))
     progress.finish()
     return replace(images, labels=np.concatenate(predictions), classes=classes)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 
@@ -17,9 +18,8 @@ from classwise.core.streams import ExampleNoise, PartNoise, Randomness
 from classwise.core.types import ClassControls, ClassStats
 from classwise.data import ordered, share_of
 from classwise.training.history import controls_record, stats_record
-from classwise.training.selection import score
+from classwise.training.selection import MAX_STEP_FACTOR, score
 from classwise.training.state import TrainingState
-from classwise.training.stopping import check_stopping
 
 CHECK_EVERY = 50
 """Steps between checks of the loss; each check waits for the device."""
@@ -121,3 +121,30 @@ def validate(state: TrainingState, model: nn.Module) -> ClassStats:
             logits_nat, logits_adv = logits_of(model(x)), logits_of(model(x_adv))
             stats += ClassStats.of(replace(terms, logits_nat=logits_nat, logits_adv=logits_adv), y, plan.num_classes)
     return plan.group.sum_stats(stats)
+
+
+def check_stopping(state: TrainingState, val: ClassStats) -> None:
+    """Apply patience and the guard after an epoch: set ``state.ended``, or go back to the most robust epoch."""
+    plan = state.plan
+    assert state.best is not None
+    if plan.patience is not None and state.epoch - state.best[0] >= plan.patience:
+        state.ended = f"no improvement (patience = {plan.patience})"
+    if plan.guard is None:
+        return
+    robust = score("robust", val)
+    if not plan.guard.collapsed(robust, state.best_robust):
+        if robust > state.best_robust:
+            state.best_robust = robust
+            if plan.guard.action == "back":
+                state.save_most_robust()
+        return
+    before = 100 * state.best_robust
+    collapse = f"catastrophic overfitting in epoch {state.epoch}: robust accuracy fell from {before:.1f}"
+    if plan.guard.action == "stop" or state.step_factor >= MAX_STEP_FACTOR:
+        state.ended, reaction = collapse, "training stops"
+    else:
+        state.restore_most_robust()
+        state.increase_attack_steps(2)
+        reaction = f"training goes back to the most robust epoch, with {state.step_factor} times the attack steps"
+    if plan.group.is_main:
+        warnings.warn(f"{collapse} to {100 * robust:.1f}; {reaction}", stacklevel=2)

@@ -9,6 +9,7 @@ updates affect both. Training and evaluation mode are separate.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,7 @@ from classwise.training.distributed import ProcessGroup, differentiable_sum
 
 def paired_view(model: nn.Module) -> nn.Module:
     """Return a view for two batches concatenated in one pass: batch norms process the halves one after the other."""
-    view, modules = _view(model)
-    for name, norm in modules.items():
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
-            view.set_submodule(name, PairedNorm(norm))
-    return view
+    return _with_norms(model, PairedNorm)
 
 
 class PairedNorm(nn.Module):
@@ -41,11 +38,7 @@ class PairedNorm(nn.Module):
 
 def synchronized_view(model: nn.Module, group: ProcessGroup) -> nn.Module:
     """Return a view whose batch norms, in training mode, normalize over the batches of all processes."""
-    view, modules = _view(model)
-    for name, norm in modules.items():
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
-            view.set_submodule(name, SynchronizedNorm(norm, group))
-    return view
+    return _with_norms(model, lambda norm: SynchronizedNorm(norm, group))
 
 
 class SynchronizedNorm(nn.Module):
@@ -143,6 +136,15 @@ class SplitInputConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.conv._conv_forward(split_input(x), split_weight(self.conv.weight), self.conv.bias)
         return out
+
+
+def _with_norms(model: nn.Module, replace: Callable[[nn.modules.batchnorm._BatchNorm], nn.Module]) -> nn.Module:
+    """Return a view with other batch norms."""
+    view, modules = _view(model)
+    for name, norm in modules.items():
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            view.set_submodule(name, replace(norm))
+    return view
 
 
 def _view(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Module]]:

@@ -34,8 +34,8 @@ from classwise.training.data import Phase, load_extra_images, load_phases, phase
 from classwise.training.distributed import SINGLE, ProcessGroup
 from classwise.training.engine import Engine, Precision, check_precision
 from classwise.training.optimizers import OPTIMIZERS, OptimizerSettings
-from classwise.training.overfitting import Guard
 from classwise.training.schedules import SCHEDULES, Schedule
+from classwise.training.selection import Guard
 from classwise.training.weight_perturbation import WeightPerturbation
 
 T = TypeVar("T")
@@ -52,8 +52,6 @@ class Plan:
     train: Ints
     validation: Ints
     """Indices of the images to train on and of those held out."""
-    extra: ImageSet | None
-    """Further images to train on, labeled by a model."""
     task: Task
     objective: Objective
     policy: Policy
@@ -61,20 +59,22 @@ class Plan:
     schedule: Schedule
     epochs: int
     flip: bool
-    ema: float
-    fawa: FAWASettings | None
-    awp: WeightPerturbation | None
-    clip: float | None
     precision: Precision
     engine: Literal["eager", "compiled"]
     select: Rule
-    patience: int | None
-    """Epochs without improvement after which training ends."""
-    guard: Guard | None
     validation_attack: Attack
     """The attack that measures robust accuracy on validation, whatever the objective."""
     seed: int
     device: torch.device
+    extra: ImageSet | None = None
+    """Further images to train on, labeled by a model."""
+    ema: float = 0.0
+    fawa: FAWASettings | None = None
+    awp: WeightPerturbation | None = None
+    clip: float | None = None
+    patience: int | None = None
+    """Epochs without improvement after which training ends."""
+    guard: Guard | None = None
     group: ProcessGroup = SINGLE
 
     @property

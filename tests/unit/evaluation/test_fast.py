@@ -24,7 +24,7 @@ from classwise.core.progress import Progress
 from classwise.data import load_data
 from classwise.evaluation import judge, runner
 from classwise.evaluation.batching import BatchLoop
-from classwise.evaluation.fast import NEAREST_OF_CLASS, Cascade, at_most, draw_sample, nearest
+from classwise.evaluation.parts import NEAREST_OF_CLASS, AttackParts, at_most, draw_sample, nearest
 from classwise.evaluation.stages import Run
 from classwise.models import resnet18
 from classwise.models.load import load_model
@@ -368,7 +368,7 @@ def test_evaluation_releases_its_objects(run: Path) -> None:
     gc.disable()
     try:
         cw.evaluate(model, "digits", attacks=[f"fast:{SHORT}"], eps=EPS, per_class=3)
-        left = [thing for thing in gc.get_objects() if type(thing) in (FoldedCopy, Run, BatchLoop, Cascade)]
+        left = [thing for thing in gc.get_objects() if type(thing) in (FoldedCopy, Run, BatchLoop, AttackParts)]
     finally:
         gc.enable()
     assert not left

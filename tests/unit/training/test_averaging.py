@@ -98,7 +98,7 @@ def test_threshold_is_inclusive(percent: int) -> None:
     val.n_adv += 100
     val.correct_adv += percent
     average.on_epoch(counted(1.0), val)
-    assert average.included == 1
+    assert average.counts["included"] == 1
 
 
 def test_gated_average_state_round_trip() -> None:

@@ -9,7 +9,7 @@ import pytest
 from classwise.core.types import Objective
 from classwise.objectives import OBJECTIVES, Free, HypersphereEmbedding, Madry, Similarity, Standard, Trades
 from classwise.policies import POLICIES
-from classwise.training.compatibility import conflict, traits_of
+from classwise.training.compatibility import conflict, passes_per_image
 from each import for_each
 
 EVERY = [kind() for kind in OBJECTIVES.values()]
@@ -23,23 +23,24 @@ def steps(objective: Objective, number: int) -> Objective:
 def test_cost_equals_passes_of_the_algorithms(number: int) -> None:
     """A forward pass counts one and a backward pass two. Madry: n attack steps and one training pass. TRADES: a clean
     pass for the attack, n steps, and two training passes."""
-    assert traits_of(Standard()).cost == 3
-    assert traits_of(steps(Madry(), number)).cost == 3 * number + 3
-    assert traits_of(steps(Trades(), number)).cost == 1 + 3 * number + 6
-    assert traits_of(Free(replays=number + 1)).cost == 3 * (number + 1)
+    assert passes_per_image(Standard()) == 3
+    assert passes_per_image(steps(Madry(), number)) == 3 * number + 3
+    assert passes_per_image(steps(Trades(), number)) == 1 + 3 * number + 6
+    assert passes_per_image(Free(replays=number + 1)) == 3 * (number + 1)
 
 
 def test_composed_objectives_have_traits_of_their_base() -> None:
     for base, kind in (("madry", Madry), ("trades", Trades)):
         for composed in (HypersphereEmbedding(base=base), Similarity(base=base)):
-            assert traits_of(composed) == traits_of(kind())
+            assert passes_per_image(composed) == passes_per_image(kind())
+            assert composed.used_controls == kind().used_controls
 
 
 def test_controls_with_an_effect() -> None:
-    assert traits_of(Standard()).controls == {"sampling", "weight_nat"}
-    assert traits_of(Madry()).controls == {"sampling", "weight_adv", "beta_scale", "eps_scale", "targets"}
-    assert traits_of(Trades()).controls == {"sampling", "weight_nat", "weight_adv", "beta_scale", "eps_scale"}
-    assert "targets" in traits_of(replace(Trades(), attack=replace(Trades().attack, loss="ce"))).controls
+    assert Standard().used_controls == {"sampling", "weight_nat"}
+    assert Madry().used_controls == {"sampling", "weight_adv", "beta_scale", "eps_scale", "targets"}
+    assert Trades().used_controls == {"sampling", "weight_nat", "weight_adv", "beta_scale", "eps_scale"}
+    assert "targets" in replace(Trades(), attack=replace(Trades().attack, loss="ce")).used_controls
 
 
 @for_each("objective", EVERY, ids=list(OBJECTIVES))

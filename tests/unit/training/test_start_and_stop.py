@@ -21,9 +21,9 @@ from classwise.core.types import ClassStats
 from classwise.data import Batches, ImageSet, MixedBatches, load_data, to_float
 from classwise.storage.run_directory import RunDirectory
 from classwise.training.data import pseudo_labeled
+from classwise.training.epoch import check_stopping
 from classwise.training.plan import Plan, make_plan
 from classwise.training.state import TrainingState
-from classwise.training.stopping import check_stopping
 from each import for_each
 
 CPU = torch.device("cpu")

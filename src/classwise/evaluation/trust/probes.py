@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -27,11 +27,14 @@ from classwise.attacks.losses import Loss, log_odds, margin
 from classwise.attacks.pgd import PGD
 from classwise.attacks.problem import Problem
 from classwise.attacks.square import Square
+from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of, dtype_of, exact, frozen, logits_of, model_errors
 from classwise.core.progress import SILENT, Progress
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
 from classwise.core.types import AttackCall
+from classwise.evaluation.stages import Run
+from classwise.evaluation.trust.findings import warning_codes
 from classwise.metrics.comparison import Bools, mcnemar
 from classwise.metrics.counts import Ints
 from classwise.models.normalize import NORMALIZATIONS
@@ -45,6 +48,7 @@ from classwise.reporting.sanity import (
     RadiusProbe,
     StepProbe,
 )
+from classwise.storage.verdicts import NATURAL
 
 SAMPLE, LARGEST_SAMPLE = 40, 100
 """Number of images: the first value, or one of each class up to the second."""
@@ -59,8 +63,59 @@ MIN_GAIN = 0.5
 """Minimum increase of the loss after a small step, relative to the first-order prediction."""
 NOISE = 2.0**-12
 """Amplitude of noise: 1/16 of a gray level."""
+NATURAL_SAMPLE = 200
+"""Number of images, correctly classified or not, on which other input scales are tried."""
 LEVEL = 1e-3
 """Significance level of the search for a better input scale."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """The measurements, or the reason why there are none."""
+
+    probes: Probes | None = None
+    failure: str | None = None
+
+    @property
+    def warnings(self) -> list[str]:
+        """Codes of the warnings."""
+        return ["not-probed"] if self.failure is not None else warning_codes(self.probes)
+
+
+def run_probes(run: Run, *, black_box: bool) -> ProbeResult:
+    """Probe the model on a few images that it classifies correctly, equally many of each class.
+
+    ``black_box`` includes the attack without gradients. A model that fails under the probes can still be evaluated.
+    """
+    verdicts, batch_size = run.verdicts, run.loop.size
+    rows = choose(verdicts.label, verdicts.survived(NATURAL))
+    if not len(rows):
+        return ProbeResult()
+    x, y, index = run.batch(rows)
+    some = np.linspace(0, len(verdicts) - 1, min(NATURAL_SAMPLE, len(verdicts)), dtype=int)
+    natural = run.batch(some)[:2]
+    while True:
+        try:
+            probes = examine(
+                run.model,
+                x,
+                y,
+                index=index,
+                threat=run.threat,
+                seed=run.seed,
+                queries=QUERIES if black_box else 0,
+                natural=natural,
+                batch_size=batch_size,
+                progress=run.loop.progress,
+            )
+        except torch.OutOfMemoryError:
+            if batch_size == 1:
+                return ProbeResult(failure="out of memory at batch size 1")
+            batch_size = min(batch_size, len(x)) // 2 or 1
+        except InputError as error:
+            return ProbeResult(failure=str(error))
+        else:
+            return ProbeResult(probes=probes)
 
 
 def choose(labels: Ints, allowed: Bools) -> Ints:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from classwise.repairs.methods.base import Case, Method, Repaired
 from classwise.repairs.methods.bias import Bias
 from classwise.repairs.methods.finetune import Finetune
@@ -11,7 +9,7 @@ from classwise.repairs.methods.head_sam import HeadSAM
 from classwise.repairs.methods.norms import Norms
 from classwise.repairs.methods.retrain import Retrain
 
-METHODS: dict[str, Callable[..., Method]] = {
+METHODS: dict[str, type[Method]] = {
     "bias": Bias,
     "norms": Norms,
     "head-sam": HeadSAM,

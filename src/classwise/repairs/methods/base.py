@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from classwise.core.choices import EngineName, RepairRule
 from classwise.core.progress import SILENT, Progress
 from classwise.core.threat import Threat
-from classwise.data import ImageSet, ordered
-from classwise.metrics.counts import Ints
+from classwise.data import ordered
 from classwise.repairs.fit import Fit
+from classwise.repairs.images import FittingImages
 from classwise.storage.margins import Margins
 
 Images = Literal["validation", "training", "none"]
@@ -21,16 +21,11 @@ Images = Literal["validation", "training", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(FittingImages):
     """Inputs of a repair method. They never include test images."""
 
     model: nn.Module
     """The original. A method changes a copy."""
-    images: ImageSet
-    index: Ints
-    """Validation images: held out of the model's training if that is known."""
-    train: Ints
-    """Training images: the model's own if known, else ``index``."""
     threat: Threat
     rule: RepairRule = "rho"
     floor: float | None = None

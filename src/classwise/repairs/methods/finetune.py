@@ -49,11 +49,12 @@ from classwise.attacks import PGD
 from classwise.attacks.losses import divergence
 from classwise.config.spec import Number
 from classwise.core.errors import InputError, unknown
-from classwise.core.model_calls import both, device_of, dtype_of, frozen, logits_of
+from classwise.core.model_calls import both, device_of, dtype_of
 from classwise.core.streams import ExampleNoise
 from classwise.core.types import ClassControls, ClassStats, LossTerms, Objective, Policy, Task
 from classwise.data import ordered
 from classwise.evaluation.inputs import count_classes
+from classwise.evaluation.judge import predict
 from classwise.metrics.counts import Ints
 from classwise.models.weights import load_weights
 from classwise.objectives import Madry
@@ -144,7 +145,6 @@ class Finetune:
             phases=(Phase(epochs=self.epochs, images=case.images, batch_size=self.batch_size, crop=self.crop),),
             train=train,
             validation=validation,
-            extra=None,
             task=Task(classes=case.images.classes or tuple(str(label) for label in range(num_classes))),
             objective=objective,
             policy=policy,
@@ -152,15 +152,10 @@ class Finetune:
             schedule=MultiStep(milestones=(max(1, self.epochs // 2),)) if self.how == "faal" else Constant(),
             epochs=self.epochs,
             flip=self.flip,
-            ema=0.0,
-            fawa=None,
             awp=self.perturbation,
-            clip=None,
             precision="bf16" if fast else "fp32",
             engine="compiled" if fast else "eager",
             select="last",
-            patience=None,
-            guard=None,
             validation_attack=PGD(steps=10).within(case.threat),
             seed=case.seed,
             device=device,
@@ -226,17 +221,15 @@ def pair_weights(confusion: Tensor) -> Tensor:
 
 def adversarial_confusion(case: Case, index: Ints, attack: PGD, num_classes: int) -> Tensor:
     """(K, K) counts of true by predicted class of some images under attack on the original model."""
-    counts = torch.zeros(num_classes**2, dtype=torch.int64)
+    counts = np.zeros(num_classes**2, dtype=np.int64)
     model, size = case.model, case.batch_size or 128
     case.progress.start("confusion under attack", len(index))
     for x, y, rows in ordered(case.images, index, size, device_of(model)):
         x_adv = attack(model, x, y, generator=ExampleNoise(case.seed, rows))
-        with torch.no_grad(), frozen(model):
-            predicted = logits_of(model(x_adv)).argmax(1)
-        counts += torch.bincount((y * num_classes + predicted).cpu(), minlength=num_classes**2)
+        counts += np.bincount(y.cpu().numpy() * num_classes + predict(model, x_adv), minlength=num_classes**2)
         case.progress.advance(len(y))
     case.progress.finish()
-    return counts.view(num_classes, num_classes)
+    return torch.from_numpy(counts.reshape(num_classes, num_classes))
 
 
 def split(case: Case) -> tuple[Ints, Ints]:

@@ -1,4 +1,4 @@
-"""Choose the examples that each stage of an attack is run on, and decide whether the fallback of ``fast`` is needed.
+"""The parts of an attack: the examples that each stage is run on, and whether the fallback of ``fast`` is needed.
 
 Unless gradients are masked, a cascade of cheap gradient attacks is as strong as AutoAttack. The cascade is therefore
 always audited: AutoAttack is run on a sample of the examples that survive it, in each class half of them the nearest to
@@ -40,79 +40,104 @@ AUDITED, MAX_AUDITED = 0.02, 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cascade:
-    """The stages of an attack and the verdicts that they have filled so far."""
+class AttackParts:
+    """An attack and its parts, by the names of their columns."""
 
+    key: str
+    spec: str
+    attack: Attack
+    variants: Mapping[str, Attack]
+    """Attacks of a grid, of which the strongest counts; empty for a single attack."""
     stages: Mapping[str, Attack]
-    """Stages in order, by the names of their columns."""
+    """Attacks of an ensemble, in order; empty for a single attack."""
     selects: Mapping[str, Selection]
     """The survivors that each stage attacks."""
-    verdicts: Verdicts
-    seed: int
 
-    def select(self, name: str, warnings: Sequence[str]) -> Bools:
+    @classmethod
+    def of(cls, key: str, spec: str, attack: Attack, num_classes: int) -> AttackParts:
+        """Split an attack into its parts."""
+        name, stages = key.partition(":")[0], attack.stages(num_classes)
+        return cls(
+            key=key,
+            spec=spec,
+            attack=attack,
+            variants={f"{name}:{variant}": one for variant, one in attack.variants().items()},
+            stages={f"{key}/{stage}": one for stage, one in stages.items()},
+            selects={f"{key}/{stage}": attack.selects(stage) for stage in stages},
+        )
+
+    @property
+    def units(self) -> Mapping[str, Attack]:
+        """The attacks to run: the variants, the stages, or the attack itself."""
+        return self.variants or self.stages or {self.key: self.attack}
+
+    @property
+    def audits(self) -> list[str]:
+        """The stages that audit the others."""
+        return [name for name, selects in self.selects.items() if selects == "sample"]
+
+    def strongest(self, verdicts: Verdicts) -> str:
+        """Return the variant with the fewest survivors; of tied ones the first."""
+        return min(self.variants, key=lambda name: int(verdicts.survived(name).sum()))
+
+    def select(self, name: str, verdicts: Verdicts, seed: int, warnings: Sequence[str]) -> Bools:
         """Return which examples a stage is run on (N,). ``warnings`` are the codes of the trust checks' warnings."""
         names = list(self.selects)
         earlier = names[: names.index(name)]
-        survived = self.verdicts.survived(earlier[-1] if earlier else NATURAL)
+        survived = verdicts.survived(earlier[-1] if earlier else NATURAL)
         match self.selects[name]:
             case "survivors":
                 return survived
             case "nearest":
-                return nearest(survived, self.verdicts.label, self._margins(earlier))
+                return nearest(survived, verdicts.label, _largest_margins(verdicts, earlier))
             case "sample":
-                near, at_random = self.sample()
+                near, at_random = self.sample(verdicts, seed)
                 return survived & (near | at_random)
             case "doubtful":
-                return survived if self.reasons(warnings) else np.zeros_like(survived)
+                return survived if self.reasons(verdicts, seed, warnings) else np.zeros_like(survived)
 
-    def sample(self) -> tuple[Bools, Bools]:
+    def sample(self, verdicts: Verdicts, seed: int) -> tuple[Bools, Bools]:
         """Return the examples of the audit: the nearest to the decision boundary, and those drawn at random."""
-        audited = self._audited()
-        survived, margins = self.verdicts.survived(audited[-1]), self._margins(audited)
-        return draw_sample(survived, self.verdicts.label, margins, self.verdicts.index, self.seed)
+        survived, margins = verdicts.survived(self._audited[-1]), _largest_margins(verdicts, self._audited)
+        return draw_sample(survived, verdicts.label, margins, verdicts.index, seed)
 
-    def reasons(self, warnings: Sequence[str]) -> list[str]:
+    def reasons(self, verdicts: Verdicts, seed: int, warnings: Sequence[str]) -> list[str]:
         """Return the reasons for the fallback: audit results, then ``warnings``. Empty if it is not needed."""
-        _, at_random = self.sample()
-        audits = self._audits()
-        broken = ~self.verdicts.survived(audits[-1]) & at_random
+        _, at_random = self.sample(verdicts, seed)
+        broken = ~verdicts.survived(self.audits[-1]) & at_random
         found = [f"random sample: {int(broken.sum())} broken"] if broken.any() else []
-        for before, name in pairwise([self._audited()[-1], *audits]):
-            hits = int(self.verdicts.survived(before).sum() - self.verdicts.survived(name).sum())
+        for before, name in pairwise([self._audited[-1], *self.audits]):
+            hits = int(verdicts.survived(before).sum() - verdicts.survived(name).sum())
             if hits and not self.stages[name].resembles_cascade:
                 found.append(f"{name.rpartition('/')[2]}: {hits} broken")
         return [*found, *warnings]
 
-    def audit(self, warnings: Sequence[str]) -> AuditInfo | None:
+    def audit(self, verdicts: Verdicts, seed: int, warnings: Sequence[str]) -> AuditInfo | None:
         """Return what the audit found; None for an attack without one."""
-        audits = self._audits()
-        if not audits:
+        if not self.audits:
             return None
-        near, at_random = self.sample()
-        broken = ~self.verdicts.survived(audits[-1])
+        near, at_random = self.sample(verdicts, seed)
+        broken = ~verdicts.survived(self.audits[-1])
         return AuditInfo(
-            left=int(self.verdicts.survived(self._audited()[-1]).sum()),
+            left=int(verdicts.survived(self._audited[-1]).sum()),
             nearest=int(near.sum()),
             random=int(at_random.sum()),
             broke=int((broken & near).sum()),
             broke_random=int((broken & at_random).sum()),
             at_most=at_most(int((broken & at_random).sum()), int(at_random.sum())),
-            doubts=self.reasons(warnings),
+            doubts=self.reasons(verdicts, seed, warnings),
         )
 
-    def _audits(self) -> list[str]:
-        """The stages of the audit."""
-        return [name for name, selects in self.selects.items() if selects == "sample"]
-
+    @property
     def _audited(self) -> list[str]:
         """The stages that the audit checks."""
         return [name for name, selects in self.selects.items() if selects in ("survivors", "nearest")]
 
-    def _margins(self, names: Sequence[str]) -> Floats:
-        """The largest margin (N,) that any of these stages reached; -inf where none was run."""
-        reached = [self.verdicts.margins[name] for name in names]
-        return np.asarray(np.max([np.where(np.isnan(one), -np.inf, one) for one in reached], axis=0), dtype=np.float32)
+
+def _largest_margins(verdicts: Verdicts, names: Sequence[str]) -> Floats:
+    """Return the largest margin (N,) that any of these stages reached; -inf where none was run."""
+    reached = [verdicts.margins[name] for name in names]
+    return np.asarray(np.max([np.where(np.isnan(one), -np.inf, one) for one in reached], axis=0), dtype=np.float32)
 
 
 def nearest(survived: Bools, labels: Ints, margins: Floats) -> Bools:
