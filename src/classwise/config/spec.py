@@ -104,7 +104,7 @@ def convert(owner: str, factory: Callable[..., Any], options: Mapping[str, Any])
         except ValidationError as error:
             raise InputError(f"{owner}: {key} = {value!r}: {first_line(error)}") from None
         if isinstance(converted[key], float) and not math.isfinite(converted[key]):
-            raise InputError(f"{owner}: {key} = {value!r}: should be a finite number")
+            raise InputError(f"{owner}: {key} = {value!r}: must be a finite number")
     return converted
 
 
@@ -123,6 +123,18 @@ def settings_of(factory: Callable[..., Any]) -> dict[str, Any]:
 
 
 def first_line(error: ValidationError) -> str:
-    """Return the first message of a validation error, without a capital letter."""
+    """Return the first message of a validation error, in plain words and without a capital letter."""
     message = error.errors()[0]["msg"].removeprefix("Value error, ")
+    for formal, plain in _PLAIN.items():
+        message = message.replace(formal, plain)
     return message[0].lower() + message[1:]
+
+
+_PLAIN = {
+    "Input should be": "must be",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "a valid integer": "an integer",
+    "a valid": "a",
+    "a dictionary": "a table",
+}

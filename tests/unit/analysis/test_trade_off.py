@@ -82,8 +82,8 @@ def test_bad_input(swept: Path, make_run, tmp_path: Path) -> None:
     [
         ({"epocks": 3}, "'epocks': extra inputs are not permitted"),
         ({"line\nbreak": 3}, "'line\\nbreak': extra inputs"),
-        ({"epochs": "many"}, "'epochs': input should be a valid integer"),
-        ({"data": {"name": 3}}, "'data.name': input should be a valid string"),
+        ({"epochs": "many"}, "'epochs': must be an integer"),
+        ({"data": {"name": 3}}, "'data.name': must be a string"),
         ({"objective": []}, "'objective': "),
         ({"eps": {}}, "'eps': "),
     ],
@@ -102,5 +102,5 @@ def test_damaged_recipe_is_reported_in_one_line(make_run, damage: dict[str, obje
 def test_recipe_of_the_wrong_type(make_run) -> None:
     run = make_run("run", EVEN)
     (run / "run.json").write_text('{"training": {"asked": "digits/trades"}}')
-    with pytest.raises(InputError, match=r"run\.json cannot be read: 'asked': input should be"):
+    with pytest.raises(InputError, match=r"run\.json cannot be read: 'asked': must be"):
         trade_off(run)

@@ -354,10 +354,10 @@ def test_nan_logits_do_not_count_as_misclassified() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("apgd:steps=0", "steps = '0': input should be greater than or equal to 1"),
-        ("apgd:rho=1", "rho = '1': input should be less than 1"),
-        ("apgd:rho=0", "rho = '0': input should be greater than 0"),
-        ("apgd:eot=0", "eot = '0': input should be greater than or equal to 1"),
+        ("apgd:steps=0", "steps = '0': must be at least 1"),
+        ("apgd:rho=1", "rho = '1': must be less than 1"),
+        ("apgd:rho=0", "rho = '0': must be greater than 0"),
+        ("apgd:eot=0", "eot = '0': must be at least 1"),
         ("apgd:num_targets=3", "num_targets needs target=all, got target=None"),
         ("apgd:step_size=0.1", "did you mean 'steps'?"),
     ],
@@ -371,7 +371,7 @@ def test_invalid_specs_raise_a_one_line_error(spec: str, message: str) -> None:
 
 def test_error_of_an_unknown_loss_names_all_losses() -> None:
     """In any order: typing caches equal literals, and with them the order of the first."""
-    with pytest.raises(InputError, match="loss = 'kl': input should be") as caught:
+    with pytest.raises(InputError, match="loss = 'kl': must be") as caught:
         build("attack", ATTACKS, "apgd:loss=kl")
     assert all(f"'{loss}'" in str(caught.value) for loss in ("ce", "dlr", "margin"))
     assert "\n" not in str(caught.value)

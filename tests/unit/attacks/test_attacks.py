@@ -356,16 +356,16 @@ def test_non_finite_gradients_fall_back_to_the_natural_image() -> None:
 @for_each(
     ("spec", "message"),
     [
-        ("pgd:steps=0", "steps = '0': input should be greater than or equal to 1"),
-        ("pgd:step_size=-0.1", "step_size = '-0.1': input should be greater than 0"),
-        ("pgd:restarts=0", "restarts = '0': input should be greater than or equal to 1"),
+        ("pgd:steps=0", "steps = '0': must be at least 1"),
+        ("pgd:step_size=-0.1", "step_size = '-0.1': must be greater than 0"),
+        ("pgd:restarts=0", "restarts = '0': must be at least 1"),
         ("pgd:loss=kl,start=zero", "needs start=uniform or gaussian"),
-        ("pgd:loss=hinge", "loss = 'hinge': input should be 'ce', 'margin', 'dlr' or 'kl'"),
+        ("pgd:loss=hinge", "loss = 'hinge': must be 'ce', 'margin', 'dlr' or 'kl'"),
         ("pgd:stesp=3", "did you mean 'steps'?"),
-        ("pgd:steps=many", "steps = 'many': input should be a valid integer"),
+        ("pgd:steps=many", "steps = 'many': must be an integer"),
         ("pgd:steps", "settings are key=value"),
         ("pdg", "unknown attack 'pdg': did you mean 'pgd'?"),
-        ("temperature-pgd:inv_t=0", "inv_t = '0': input should be greater than 0"),
+        ("temperature-pgd:inv_t=0", "inv_t = '0': must be greater than 0"),
         ("pgd:eps=0", "eps must be a positive number, got 0"),
         ("pgd:norm=L7", "norm = 'L7'"),
     ],
@@ -380,10 +380,10 @@ def test_invalid_specs_raise_a_one_line_error(spec: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PGD(loss="cee"), "PGD: loss = 'cee': input should be 'ce', 'margin', 'dlr' or 'kl'"),  # type: ignore[arg-type]
+        (lambda: PGD(loss="cee"), "PGD: loss = 'cee': must be 'ce', 'margin', 'dlr' or 'kl'"),  # type: ignore[arg-type]
         (lambda: PGD(start="foo"), "PGD: start = 'foo'"),  # type: ignore[arg-type]
         (lambda: PGD(steps=1.5), "PGD: steps = 1.5"),  # type: ignore[arg-type]
-        (lambda: FGSM(step_size=-1.0), "step_size = -1.0: input should be greater than 0"),
+        (lambda: FGSM(step_size=-1.0), "step_size = -1.0: must be greater than 0"),
         (lambda: PGD(norm="L7"), "PGD: norm = 'L7'"),  # type: ignore[arg-type]
     ],
 )

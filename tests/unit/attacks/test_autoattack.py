@@ -87,9 +87,9 @@ def test_custom_lists_keep_their_order_and_the_settings_of_the_version() -> None
         ("autoattack:attacks=pgd", "(known: apgd-ce, apgd-dlr, apgd-t, fab, fab-t, square)"),
         ("autoattack:attacks=fab+fab", "attacks must be one or more distinct names, got fab+fab"),
         ("autoattack:attacks=", "unknown attack in AutoAttack ''"),
-        ("autoattack:version=full", "version = 'full': input should be 'standard', 'plus' or 'rand'"),
-        ("autoattack:steps=0", "steps = '0': input should be greater than or equal to 1"),
-        ("autoattack:queries=0", "queries = '0': input should be greater than or equal to 1"),
+        ("autoattack:version=full", "version = 'full': must be 'standard', 'plus' or 'rand'"),
+        ("autoattack:steps=0", "steps = '0': must be at least 1"),
+        ("autoattack:queries=0", "queries = '0': must be at least 1"),
         ("autoattack:norm=L1", "norm = 'L1'"),
     ],
 )

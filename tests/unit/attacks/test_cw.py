@@ -250,14 +250,14 @@ def test_cw_pgd_is_pgd_on_the_margin() -> None:
     [
         (lambda: CWLinf(norm="L2"), "CWLinf supports Linf only: for L2 use cw-l2"),
         (lambda: CWL2().within(Threat.parse("8/255")), "CWL2 supports L2 only: for Linf use cw-linf"),
-        (lambda: CWL2(steps=0), "steps = 0: input should be greater than or equal to 1"),
-        (lambda: CWL2(search_steps=0), "search_steps = 0: input should be greater than or equal to 1"),
-        (lambda: CWLinf(learning_rate=0), "learning_rate = 0: input should be greater than 0"),
-        (lambda: CWLinf(initial_c=-1), "initial_c = -1: input should be greater than 0"),
-        (lambda: CWLinf(tau_decrease=1), "tau_decrease = 1: input should be less than 1"),
-        (lambda: CWLinf(confidence=-1), "confidence = -1: input should be greater than or equal to 0"),
+        (lambda: CWL2(steps=0), "steps = 0: must be at least 1"),
+        (lambda: CWL2(search_steps=0), "search_steps = 0: must be at least 1"),
+        (lambda: CWLinf(learning_rate=0), "learning_rate = 0: must be greater than 0"),
+        (lambda: CWLinf(initial_c=-1), "initial_c = -1: must be greater than 0"),
+        (lambda: CWLinf(tau_decrease=1), "tau_decrease = 1: must be less than 1"),
+        (lambda: CWLinf(confidence=-1), "confidence = -1: must be at least 0"),
         (lambda: CWLinf(restarts=2), "restarts must be 1, as CWLinf is deterministic, got 2"),
-        (lambda: CWPGD(loss="ce"), "loss = 'ce': input should be 'margin'"),  # type: ignore[arg-type]
+        (lambda: CWPGD(loss="ce"), "loss = 'ce': must be 'margin'"),  # type: ignore[arg-type]
     ],
 )
 def test_invalid_settings_raise_a_one_line_error(make: Callable[[], BallAttack], message: str) -> None:

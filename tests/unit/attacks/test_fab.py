@@ -341,11 +341,11 @@ def test_closest_restores_the_model(context: type) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("fab:steps=0", "steps = '0': input should be greater than or equal to 1"),
-        ("fab:alpha_max=1.5", "alpha_max = '1.5': input should be less than or equal to 1"),
-        ("fab:eta=0.9", "eta = '0.9': input should be greater than or equal to 1"),
-        ("fab:beta=1", "beta = '1': input should be less than 1"),
-        ("fab:final_search=-1", "final_search = '-1': input should be greater than or equal to 0"),
+        ("fab:steps=0", "steps = '0': must be at least 1"),
+        ("fab:alpha_max=1.5", "alpha_max = '1.5': must be at most 1"),
+        ("fab:eta=0.9", "eta = '0.9': must be at least 1"),
+        ("fab:beta=1", "beta = '1': must be less than 1"),
+        ("fab:final_search=-1", "final_search = '-1': must be at least 0"),
         ("fab:num_targets=9", "num_targets needs target=all, got target=None"),
     ],
 )

@@ -320,10 +320,10 @@ def test_draws_stay_inside_the_image_in_any_precision(dtype: torch.dtype, norm: 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("square:queries=0", "queries = '0': input should be greater than or equal to 1"),
-        ("square:p_init=0", "p_init = '0': input should be greater than 0"),
-        ("square:p_init=1.5", "p_init = '1.5': input should be less than or equal to 1"),
-        ("square:loss=dlr", "loss = 'dlr': input should be 'ce' or 'margin'"),
+        ("square:queries=0", "queries = '0': must be at least 1"),
+        ("square:p_init=0", "p_init = '0': must be greater than 0"),
+        ("square:p_init=1.5", "p_init = '1.5': must be at most 1"),
+        ("square:loss=dlr", "loss = 'dlr': must be 'ce' or 'margin'"),
         ("square:steps=5", "unknown setting of attack 'square': 'steps'"),
     ],
 )

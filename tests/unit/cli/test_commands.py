@@ -155,6 +155,7 @@ def test_analyze_and_study(tmp_path: Path) -> None:
     assert {file.name for file in (tmp_path / "out").iterdir()} == {
         "confusion.json",
         "confusion.parquet",
+        "confusion-summary.parquet",
         "confusion.tex",
         "confusion.html",
     }
@@ -209,7 +210,7 @@ BAD: list[tuple[list[str], str]] = [
     (["train", "digits/watt"], "unknown recipe 'digits/watt': did you mean 'digits/wat'?"),
     (["train", "{tmp}/none.toml"], "no such recipe file"),
     (["train", "digits/wat", "-o", "epoch=3"], "unknown key 'epoch': did you mean 'epochs'?"),
-    (["train", "digits/wat", "-o", "epochs=many"], "epochs = 'many': input should be a valid integer"),
+    (["train", "digits/wat", "-o", "epochs=many"], "epochs = 'many': must be an integer"),
     (["train", "digits/wat", "-o", "seed"], "expected key=value"),
     (["train", "digits/wat", "-o", "device=cpu"], "unknown key 'device'"),
     (["train", "digits/wat", "-o", "out=here"], "unknown key 'out'"),

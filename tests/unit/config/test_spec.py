@@ -117,8 +117,8 @@ def test_build_converts_to_the_declared_types():
         ),
         ("pgd:steps=0", "steps must be at least 1, got 0"),
         ("pgd:step_size=8/0", "attack 'pgd': step_size = '8/0': '8/0' is not a number like 0.03 or 8/255"),
-        ("pgd:step_size=nan", "attack 'pgd': step_size = 'nan': should be a finite number"),
-        ("pgd:step_size=inf", "attack 'pgd': step_size = 'inf': should be a finite number"),
+        ("pgd:step_size=nan", "attack 'pgd': step_size = 'nan': must be a finite number"),
+        ("pgd:step_size=inf", "attack 'pgd': step_size = 'inf': must be a finite number"),
     ],
 )
 def test_build_errors(given_spec, complaint):

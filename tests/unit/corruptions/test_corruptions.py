@@ -179,7 +179,7 @@ def test_specs_select() -> None:
         ("corruptions:family=blurr", "unknown corruption family 'blurr': did you mean 'blur'?"),
         ("corruptions:severity=6", "severity must be between 1 and 5, got 6"),
         ("corruptions:severity=0+1", "severity must be between 1 and 5, got 0"),
-        ("corruptions:severity=high", "corruptions: severity = 'high': input should be a valid integer"),
+        ("corruptions:severity=high", "corruptions: severity = 'high': must be an integer"),
         ("corruptions:sevrity=1", "did you mean 'severity'?"),
         ("corruptions:kind=fog,family=blur", "set kind or family, not both"),
         ("corruption", "unknown corruption spec 'corruption': did you mean 'corruptions'?"),
@@ -214,7 +214,7 @@ def test_objects_convert_as_specs_do() -> None:
     assert Corruption(kind="fog", severity="3") == Corruption(kind="fog", severity=3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="severity must be between 1 and 5, got 6"):
         Corruption(kind="fog", severity=6)
-    with pytest.raises(InputError, match=r"severity = 1\.5: input should be a valid integer"):
+    with pytest.raises(InputError, match=r"severity = 1\.5: must be an integer"):
         Corruption(kind="fog", severity=1.5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="unknown corruption 'smog': did you mean 'fog'"):
         Corruption(kind="smog", severity=1)

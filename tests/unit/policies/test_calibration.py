@@ -72,7 +72,7 @@ def test_beta_vector_is_equation_5() -> None:
         ("6+6+-1", "beta must be finite and not negative, got -1.0"),
         ({"dog": "inf"}, "beta must be finite and not negative, got inf"),
         ("6+6+nan", "beta must be finite and not negative, got nan"),
-        ("cat", "policy 'beta-vector': beta = 'cat': input should be a valid number"),
+        ("cat", "policy 'beta-vector': beta = 'cat': must be a number"),
         ({}, "beta-vector needs beta"),
     ],
     ids=str,

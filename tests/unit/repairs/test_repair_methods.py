@@ -156,7 +156,7 @@ def test_finetune_accepts_any_head(reason: str, digits: ImageSet) -> None:
     [
         ("head-sam:rho=-1", "rho must not be negative"),
         ("head-sam:epochs=0", "epochs must be at least 1, got 0"),
-        ("head-sam:steps=0", "steps must be at least 1"),
+        ("head-sam:steps=0", "steps = 0: must be at least 1"),
         ("retrain:batch_size=0", "batch_size must be at least 1, got 0"),
         ("retrain:lr=0", "lr must be positive"),
         ("finetune:how=fall", "how = 'fall'"),

@@ -117,9 +117,10 @@ def test_common_settings_and_seeds(tmp_path: Path) -> None:
     one = conduct(study, tmp_path / "one", name="seeds")
     two = conduct(study, tmp_path / "two", name="seeds", workers=2)
     assert one.results == two.results
-    assert [setting.runs for setting in one.results["universality, adam, sgd"].settings] == [
-        ["adam-0", "adam-3"],
-        ["sgd-1"],
+    agreement = one.results["universality, adam, sgd"]
+    assert agreement.frames["settings"]["runs"].tolist() == [2, 1]
+    assert agreement.frame.query("setting == other_setting")[["other_run", "run"]].values.tolist() == [
+        ["adam-0", "adam-3"]
     ]
     written = sorted(path.name for path in (tmp_path / "one" / "analyses").glob("*.json"))
     attacks = [json.loads((tmp_path / "one" / "analyses" / name).read_text())["attack"] for name in written]

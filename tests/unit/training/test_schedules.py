@@ -47,7 +47,7 @@ def test_factor_is_between_zero_and_one(name, epochs, share):
         ("step:every=0", "every must be at least 1 epoch, got 0"),
         ("cyclic:peak=0", "peak must lie between 0 and 1, got 0.0"),
         ("cyclic:peak=1", "peak must lie between 0 and 1, got 1.0"),
-        ("step:gamma=nan", "should be a finite number"),
+        ("step:gamma=nan", "must be a finite number"),
         ("cosin", "did you mean 'cosine'"),
         ("cosine:warm=3", "did you mean 'warmup'"),
     ],

@@ -271,7 +271,7 @@ def test_guard_gives_up_after_four_times(tmp_path: Path) -> None:
         ({"fawa": {"treshold": 0.2}}, "did you mean 'threshold'"),
         ({"awp": {"gamma": -1}}, "gamma must be positive"),
         ({"guard": {"drop": 20}}, "drop must be a fraction between 0 and 1, got 20"),
-        ({"guard": {"action": "pray"}}, "action = 'pray': input should be 'stop' or 'back'"),
+        ({"guard": {"action": "pray"}}, "action = 'pray': must be 'stop' or 'back'"),
         ({"data.withot_class": 3}, "did you mean 'without_class'"),
     ],
 )
