@@ -13,7 +13,7 @@ EPS = "0.2"
 ATTACKS = ("pgd:steps=20", "temperature-pgd:inv_t=5")
 METHODS = {"TRADES": "trades", "standard": "standard", "Madry": "madry", "WAT": "wat"}
 """Name on the page to recipe. TRADES is first, as the baseline of WAT: WAT is TRADES with class weights."""
-REPAIRED = "TRADES, repaired"
+REPAIRED = "repaired TRADES"
 
 
 def demo(
