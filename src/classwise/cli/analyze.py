@@ -56,6 +56,7 @@ def analyze(
     for part in answer.tables():
         say("")
         table(part.title, part.columns, part.rows)
-        say(part.about)
+        if note := " ".join(filter(None, (part.about, part.foot))):
+            say(note)
     if files:
         say(f"\npage: {files[-1]}")

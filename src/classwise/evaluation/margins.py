@@ -142,7 +142,7 @@ def find_margins(
 
     try:
         loop = BatchLoop(size=size, progress=progress, save=save, free=free)
-        loop.run(f"margins of {images.name}/{images.split}", margins.missing, search.fill)
+        loop.run(f"margins of {len(index):,} images of {images.name}/{images.split}", margins.missing, search.fill)
         if audits:
             margins.info["audit"] = search.audit(loop)
     finally:

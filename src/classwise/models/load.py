@@ -187,6 +187,8 @@ def _build_of_run(folder: Path, num_classes: int | None, in_channels: int | None
     record = repair if training is None else training
     named = record.get("asked") if isinstance(record, dict) and training is not None else record
     spec = named.get("model") if isinstance(named, dict) else None
+    if isinstance(run, dict) and not {"training", "repair"} & run.keys():
+        raise InputError(f"{folder} holds no model: it has no record of a training run or of a repair that finished")
     if not isinstance(record, dict) or not isinstance(spec, str):
         raise InputError(
             f"{path} names no architecture; expected the record of a training, or of the repair of a model "

@@ -15,6 +15,7 @@ from torch import nn
 
 from classwise.config.plugins import absolute
 from classwise.config.recipes import repaired_recipe
+from classwise.core.errors import InputError
 from classwise.metrics.comparison import Bools
 from classwise.models.heads import Biased
 from classwise.models.normalize import Normalized
@@ -102,7 +103,12 @@ def run_repair(
         identity = [recorded, digest_model(case.model), case.images.digest(), index]
         fingerprint = digest_json([identity, versions()["classwise"], versions()["torch"]])
         directory.claim("repair", fingerprint, {"asked": recorded}, resume=resume)
-    repaired = method(case)
+    try:
+        repaired = method(case)
+    except InputError:  # for example an unreachable floor: another repair may use the directory and its margins
+        if directory is not None:
+            directory.release("repair")
+        raise
     report = _report(case, origin, name, method, repaired)
     if directory is not None:
         _save_repaired(case, origin, repaired, directory)

@@ -175,7 +175,10 @@ class RepairReport(Part):
         where = "" if on is None else f" on {on.n:,} images of {on.data}/{on.split} ({on.origin})"
         if before is None or after is None:
             return f"{self.original_name}: repaired with {self.method}{where}."
-        start = f"Fitted{where}, {self.choice}."
+        smoothed = ""
+        if self.selected is not None and (self.choice or "").startswith("floor"):
+            smoothed = f" (smoothed and cross-validated: {self.selected.worst:.1f}%)"
+        start = f"Fitted{where}, {self.choice}{smoothed}."
         if self.weight:
             return f"{start} Cross-validated worst class: {_worst(before.robust)} to {_worst(after.robust)}."
         why = "No point of the frontier is significantly better"

@@ -104,7 +104,11 @@ def allocation_sentence(report: ReportData) -> str | None:
     if len(some) > NAMED:
         some[NAMED:] = [f"{len(some) - NAMED} more"]
     classes = f"{'candidates' if len(some) > 1 else 'worst class'}: {listing(some)}"
-    how = "reached" if found.reached else "not reached, because the candidate classes have no more examples"
+    how = (
+        "reached"
+        if found.reached
+        else "not reached: with all examples of the candidate classes, the interval would be wider"
+    )
     return (
         f"Target: 95% interval of the worst class within ±{number(found.asked)} points; {how} "
         f"(±{number((found.high - found.low) / 2)}; {classes}). {sum(found.attacked):,} of {sum(found.available):,} "
@@ -122,7 +126,9 @@ def _changes(baseline: Row, row: Row) -> str:
     names = [f"{class_name(part.name)} {signed(part.points)}" for part in found[:NAMED]]
     more = [f"{len(found) - NAMED} more"] if len(found) > NAMED else []
     classes = f"; significant changes: {listing([*names, *more])}" if found else ""
-    return f"worst class {signed(row.worst.value - baseline.worst.value)} points to {_at(row)} ({test}){classes}"
+    points = round(row.worst.value - baseline.worst.value, 1)
+    change = f"unchanged at {_at(row)}" if points == 0 else f"{signed(points)} points, to {_at(row)}"
+    return f"worst class {change} ({test}){classes}"
 
 
 def _worst_test(baseline: Row, row: Row) -> tuple[bool, str]:

@@ -125,7 +125,8 @@ class RunDirectory:
         if present is None:
             for other in SECTIONS:
                 if other in contents and other != beside:
-                    raise InputError(f"{self.path} holds the {other} of another run: choose another --out")
+                    how = f"pass {self.path} as the model, or " if section == "evaluation" else ""
+                    raise InputError(f"{self.path} holds the {other} of another run: {how}choose another --out")
             # Ignore hidden files: temporary files of killed processes, files of file managers.
             names = [entry.name for entry in self.path.iterdir()] if self.path.exists() else []
             visible = sorted(name for name in names if not name.startswith("."))
@@ -147,6 +148,12 @@ class RunDirectory:
         }
         write_json(self.path / "run.json", contents)
         return False
+
+    def release(self, section: Section) -> None:
+        """Remove a section whose run failed; its files stay for another run."""
+        contents = self.read()
+        del contents[section]
+        write_json(self.path / "run.json", contents)
 
     def note(self, section: Section, **details: Any) -> None:
         """Add details to a section."""
@@ -190,7 +197,12 @@ def _differences(before: Any, after: Any, prefix: str = "") -> list[str]:
             for key in sorted(before.keys() | after.keys())
             for line in _differences(before.get(key), after.get(key), f"{prefix}.{key}" if prefix else str(key))
         ]
-    return [] if before == after else [f"{prefix}: {before} there, {after} requested"]
+    if before == after:
+        return []
+    if before is None or after is None:
+        there, requested = ("not set" if value is None else str(value).partition("(")[0] for value in (before, after))
+        return [f"{prefix}: {there} there, {requested} requested"]
+    return [f"{prefix}: {before} there, {after} requested"]
 
 
 def _now() -> str:

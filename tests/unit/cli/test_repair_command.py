@@ -96,7 +96,7 @@ def test_floor(run: Path, tmp_path: Path) -> None:
     floor = start + 2
     code, printed, _ = invoke(*arguments, "--floor", floor, "--out", tmp_path / "fixed")
     assert code == 0
-    assert f"floor {floor:g}%." in printed
+    assert f"floor {floor:g}% (smoothed and cross-validated: " in printed
     assert f"next: classwise evaluate --model {tmp_path / 'fixed'} --data digits --attack fast --eps {EPS}" in printed
     assert load_repair(tmp_path / "fixed").weight
     code, printed, _ = invoke(*arguments, "--floor", 1, "--out", tmp_path / "kept")

@@ -512,7 +512,7 @@ def test_out_of_memory_at_batch_size_one_is_refused(net: nn.Module, images: Imag
 
     black = ImageSet(name="noise", split="test", images=0 * images.images, labels=images.labels)
     said = complaint(Full(net, 50), black, batch_size=4)
-    assert said == "margins of noise/test: out of memory at batch size 1"
+    assert said == "margins of 48 images of noise/test: out of memory at batch size 1"
 
 
 def test_model_is_not_changed(images: ImageSet) -> None:

@@ -183,7 +183,7 @@ def test_run_directory_does_not_fit_the_data(run):
         (None, "is not a run directory: it contains no run.json"),
         ("{", "not readable JSON"),
         ("[]", "names no architecture"),
-        ("{}", "names no architecture"),
+        ("{}", "holds no model"),
         ('{"training": null}', "names no architecture"),
         ('{"training": {"asked": {"model": 3}}}', "names no architecture"),
         ('{"training": {"asked": {"model": "digits-cnn"}}}', "num_classes = None"),

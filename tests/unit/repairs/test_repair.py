@@ -507,6 +507,18 @@ def test_invalid_input_is_refused(run: Path, more: dict[str, Any], said: str) ->
     assert said in complaint(run, "digits", **{"evaluate": False, **more})
 
 
+def test_an_unreachable_floor_leaves_the_directory_to_another_repair(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert "pass a lower floor" in complaint(run, "digits", floor=99.9, evaluate=False, out=out)
+    with pytest.raises(InputError, match="holds no model"):
+        load_model(str(out))
+    margins = (out / "validation-margins.parquet").stat().st_mtime_ns
+    found = cw.repair(run, "digits", rule="worst", evaluate=False, out=out)
+    assert (out / "validation-margins.parquet").stat().st_mtime_ns == margins  # searched once
+    assert load_model(str(out)) is not None
+    assert found.report.choice == "rule worst"
+
+
 def test_test_images_must_not_be_fitting_images(run: Path) -> None:
     model, data = load_model(str(run)), pixels("train", 10)
     assert "are also fitting images" in complaint(model, data, test=data)

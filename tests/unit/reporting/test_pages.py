@@ -387,8 +387,8 @@ def test_adaptive_evaluation_is_described() -> None:
     shown = " ".join(Page(report_page(report.model_copy(update={"allocation": found}))).text.split())
     names = report.dataset.classes
     assert (
-        "Target: 95% interval of the worst class within ±2.0 points; not reached, because the candidate classes have "
-        f"no more examples (±2.9; candidates: {names[3]} and {names[4]}). "
+        "Target: 95% interval of the worst class within ±2.0 points; not reached: with all examples of the candidate "
+        f"classes, the interval would be wider (±2.9; candidates: {names[3]} and {names[4]}). "
         "500 of 10,000 examples were attacked in 3 rounds."
     ) in shown
     assert "Target:" not in Page(report_page(report)).text
@@ -571,7 +571,7 @@ def test_significant_gain_is_reported() -> None:
     (fact,) = comparison_facts(found)
     assert fact == (
         "new",
-        "worst class +35.0 points to 45.0% (class 1) (p < 0.001, n = 100); significant changes: class 1 +35.0",
+        "worst class +35.0 points, to 45.0% (class 1) (p < 0.001, n = 100); significant changes: class 1 +35.0",
     )
 
 
@@ -581,7 +581,7 @@ def test_insignificant_change_is_not_reported_as_a_gain() -> None:
         "new does not change the worst class of base significantly: from 33.0% (class 1) to 36.0% (class 1), +3.0"
     )
     (fact,) = comparison_facts(found)
-    assert fact[1].startswith("worst class +3.0 points to 36.0% (class 1) (p = ")
+    assert fact[1].startswith("worst class +3.0 points, to 36.0% (class 1) (p = ")
     assert "significant" not in fact[1]
 
 

@@ -75,9 +75,24 @@ def test_another_run_names_what_differs(run, resume):
     asked = {"data": "digits/test", "threat": "Linf 4/255", "model": {"name": "net", "width": 16}, "seed": 3}
     message = refused(run, "f2", asked, resume=resume)
     assert message == (
-        f"{run} holds another training (differs in model.width: 8 there, 16 requested, seed: None there, 3 requested, "
-        "threat: Linf 8/255 there, Linf 4/255 requested): choose another --out"
+        f"{run} holds another training (differs in model.width: 8 there, 16 requested, seed: not set there, "
+        "3 requested, threat: Linf 8/255 there, Linf 4/255 requested): choose another --out"
     )
+
+
+def test_an_added_object_is_named_without_its_settings(run):
+    RunDirectory(run).claim("training", "f1", {"asked": {"attacks": {"pgd": "PGD(steps=5)"}}}, resume=False)
+    message = refused(run, "f2", {"attacks": {"fgsm": "FGSM(eps='0.2')"}}, resume=True)
+    assert (
+        "(differs in attacks.fgsm: not set there, FGSM requested, attacks.pgd: PGD there, not set requested)" in message
+    )
+
+
+def test_released_directory_accepts_another_run(run):
+    claim(run)
+    RunDirectory(run).release("training")
+    assert "training" not in read(run)
+    assert claim(run, "f2") is False
 
 
 def test_differing_inputs_are_named(run):
@@ -89,7 +104,7 @@ def test_evaluation_in_a_training_directory(run):
     claim(run)
     RunDirectory(run).checkpoints.mkdir()
     training = read(run)["training"]
-    assert "the training of another run" in refused(run, "e1", section="evaluation")
+    assert f"the training of another run: pass {run} as the model, or" in refused(run, "e1", section="evaluation")
     assert claim(run, "e1", section="evaluation", beside="training") is False
     assert claim(run, "e1", section="evaluation", resume=True) is True
     assert read(run)["training"] == training
