@@ -240,8 +240,8 @@ def _effect_text(base: str, scored: Scored) -> str:
     return (
         f"{base}: class biases change the worst class from {worst.value:.1f}% ({worst.name}) to "
         f"{raised.value:.1f}% ({raised.name}), the average from {before.number('average'):.1f}% to "
-        f"{after.number('average'):.1f}%, and the maximum class difference (MCD) falls by "
-        f"{share(_removed(scored, base, SHOWN, 'mcd'), '%')}."
+        f"{after.number('average'):.1f}%, and the maximum class difference (MCD) from {before.number('mcd'):.1f} to "
+        f"{after.number('mcd'):.1f} points (reduction: {share(_removed(scored, base, SHOWN, 'mcd'), '%')})."
     )
 
 
