@@ -34,10 +34,10 @@ NOT_RUN = {
     r"cifar10|imagenet|resnet18|mnist": "needs a data set that is not bundled",
     r"--workers|--processes|torchrun": "starts processes, as tests/distributed and the tests of training do",
     r"classwise study": "trains many models; tests/unit/studies runs studies",
-    r"hf:|timm:|onnx:|folder:PATH": "needs a model or a directory of the reader",
+    r"hf:(?!wat-model)|timm:|onnx:|folder:PATH": "needs a model or a directory of the reader",
     r"--log (mlflow|tensorboard)": "the tests of training run loggers",
     r"KIND|\.\.\.|…|HOST|PATH|\$": "has a placeholder",
-    r"runs/(imagenet|a|b|c)\b|bias-share": "uses a run of a command above that is not run",
+    r"runs/(imagenet|a|b|c)\b": "uses a run of a command above that is not run",
     r"trades\.safetensors": "needs a checkpoint of the reader",
     r"digits/(mart|cfa|csl)": "the tests of recipes run every recipe",
 }

@@ -77,7 +77,7 @@ ANALYSES: dict[str, Analysis] = {
     "examples": Analysis(examples, "Images of the weakest class before and after an attack"),
     "margins": Analysis(margins, "Smallest radius that breaks each image, by class"),
     "bias-share": Analysis(
-        bias_share, "Share of class differences, and of a method's gain, that class biases explain", 1, MOST_RUNS
+        bias_share, "Share of the class differences, and of a method's gain, explained by class biases", 1, MOST_RUNS
     ),
 }
 

@@ -54,7 +54,7 @@ SHOWN = 6
 
 def background(
     *runs: Run | str | Path,
-    experiment: Literal["auto", "colours", "white"] = "auto",
+    experiment: Literal["auto", "colors", "white", "colours"] = "auto",
     label: str | int | None = None,
     masks: Path | None = None,
     attack: str | None = None,
@@ -63,17 +63,17 @@ def background(
 ) -> AnalysisResult:
     """Change the background of images and evaluate a model on them.
 
-    ``auto`` is ``colours`` for images of one channel and ``white`` for others. ``label`` is the class on white, by
-    default the worst one; ``masks`` a NumPy file (images of that class, H, W), true for the foreground. Models and
-    colored images are written into ``work``, by default RUN/background.
+    ``auto`` is ``colors`` for images of one channel and ``white`` for others; ``colours`` is the former name of
+    ``colors``. ``label`` is the class on white, by default the worst one; ``masks`` a NumPy file (images of that class,
+    H, W), true for the foreground. Models and colored images are written into ``work``, by default RUN/background.
     """
     if not runs:
         raise InputError("background needs at least one run")
     opened = [Run.open(run) for run in runs]
     first = opened[0]
     if experiment == "auto":
-        experiment = "colours" if first.images.images.shape[1] == 1 else "white"
-    if experiment == "colours":
+        experiment = "colors" if first.images.images.shape[1] == 1 else "white"
+    if experiment in ("colors", "colours"):
         return _colored(first, attack, first.path / "background" if work is None else work, progress)
     return _white(opened, label, masks, repeatable_attack(first, attack), progress)
 
@@ -91,7 +91,7 @@ def assignments(num_classes: int) -> dict[str, Ints]:
 def _colored(run: Run, attack: str | None, folder: Path, progress: Progress) -> AnalysisResult:
     recipe, key = recipe_of(run), repeatable_attack(run, attack)
     if run.images.images.shape[1] != 1:
-        raise InputError(f"{run.path} has color images; experiment = colours needs gray ones")
+        raise InputError(f"{run.path} has color images; experiment = colors needs gray ones")
     run.require_classes(4)
     ways, classes = assignments(run.num_classes), run.classes
     counts = _train_on_colors(run, recipe.data.name, ways, key, folder, progress)

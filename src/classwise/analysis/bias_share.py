@@ -1,4 +1,4 @@
-"""Share of class differences, and of a method's gain, that class biases explain.
+"""Share of the class differences, and of a method's gain, explained by class biases.
 
 A bias added to the logit of each class exchanges accuracy between classes and leaves the features unchanged. The margin
 matrix gives the robust accuracy of every class under any biases, so three quantities need no further attack:
@@ -240,8 +240,8 @@ def _effect_text(base: str, scored: Scored) -> str:
     return (
         f"{base}: class biases change the worst class from {worst.value:.1f}% ({worst.name}) to "
         f"{raised.value:.1f}% ({raised.name}), the average from {before.number('average'):.1f}% to "
-        f"{after.number('average'):.1f}%, and remove {share(_removed(scored, base, SHOWN, 'mcd'), '%')} of the maximum "
-        "class difference."
+        f"{after.number('average'):.1f}%, and the maximum class difference (MCD) from {before.number('mcd'):.1f} to "
+        f"{after.number('mcd'):.1f} points (reduction: {share(_removed(scored, base, SHOWN, 'mcd'), '%')})."
     )
 
 

@@ -154,7 +154,7 @@ def _finding(row: Mapping[str, Any], n: Sequence[int]) -> str:
     sizes = sorted({size for size in n if size})
     images = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     return (
-        f"The {row['accuracy']} accuracies of the best and the worst class differ by {row['gap_points']:.1f} points "
+        f"The maximum class difference (MCD) of the {row['accuracy']} accuracies is {row['gap_points']:.1f} points "
         f"after the last epoch (at most {row['widest_gap_points']:.1f}, epoch {row['widest_gap_epoch']}); the worst "
         f"class, {row['worst_class']}, has been the worst since epoch {row['worst_since_epoch']}, after "
         f"{row['changes_of_worst_class']} changes ({images} validation images per class)."

@@ -46,7 +46,7 @@ def examples(
     """Images of the weakest class, of the class ``label``, or at given ``indices``, before and after an attack.
 
     ``number``: images of a class, half of them the least robust, half the most. ``amplify``: factor of the
-    perturbation, by default such that a change by the whole radius (Linf) is black or white.
+    perturbation, by default 0.5 / eps for Linf (a change of ±eps is shown as white or black) and 10 for L2.
     """
     run = Run.open(run)
     if number < 1:
@@ -56,7 +56,7 @@ def examples(
     if not amplify > 0:
         raise InputError(f"amplify = {amplify:g}; expected a positive number")
     if label is not None and indices is not None:
-        raise InputError("label and indices exclude each other; pass one of them")
+        raise InputError("label and indices are mutually exclusive; pass one of them")
     classes, threat = run.classes, run.report.threat
     if indices is None:
         chosen = run.label_of(label, run.report.strongest)

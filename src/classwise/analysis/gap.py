@@ -98,8 +98,8 @@ def _finding(row: Row, base: Row, attack: str, order: Correlation) -> str:
 
     spearman_text = "" if order.value is None else f"; Spearman's coefficient of the classes is {order.with_p}"
     return (
-        f"{row.model} {condition(attack)} against {base.model} without attack: class variance "
-        f"{base.cv:.1f} → {row.cv:.1f}{times(row.cv, base.cv)}, best minus worst class "
+        f"{row.model} {condition(attack)} against {base.model} without attack: class variance (CV) "
+        f"{base.cv:.1f} → {row.cv:.1f}{times(row.cv, base.cv)}, maximum class difference (MCD) "
         f"{base.mcd:.1f} → {row.mcd:.1f} points{times(row.mcd, base.mcd)}{spearman_text}."
     )
 
@@ -122,8 +122,8 @@ def _figures(sides: Mapping[str, Sequence[Row]], dataset: DatasetInfo, finding: 
         bars(
             [row.model for row in natural],
             [Series(name=kind, y=[row.mcd for row in rows]) for kind, rows in sides.items()],
-            title="Best minus worst class (MCD)",
-            alt=f"Bars of the maximum class difference. {finding}",
+            title="Maximum class difference (MCD)",
+            alt=f"Bars of the MCD. {finding}",
             x="model",
             y="MCD, points",
         ),

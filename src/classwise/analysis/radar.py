@@ -21,6 +21,7 @@ from classwise.core.errors import InputError
 from classwise.reporting.comparison import Row
 from classwise.reporting.figures import SERIES_COLORS, Figure, Series, bars
 from classwise.reporting.figures import radar as radar_figure
+from classwise.reporting.formatting import class_name, signed
 
 SIGNIFICANT = 0.05
 
@@ -85,7 +86,8 @@ def _finding(part: pd.DataFrame, against: str) -> str:
     if len(known) > 1:
         ends = [known.loc[place] for place in (points.idxmin(), points.idxmax())]
         sentence += ", from " + " to ".join(
-            f"{one['class']} {one['difference_points']:+.1f} points{p_text(one['p_value'] if tested else None)}"
+            f"{class_name(one['class'])} ({signed(one['difference_points'])} points"
+            f"{p_text(one['p_value'] if tested else None)})"
             for one in ends
         )
     return sentence

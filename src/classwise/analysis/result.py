@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,6 +163,12 @@ def _length(item: tuple[str, pd.DataFrame]) -> int:
 
 
 def _header(name: str) -> str:
+    """Return a column name as a heading, with the terms and units of the documentation.
+
+    >>> _header("max_class_difference_points"), _header("widest_gap_epoch"), _header("n")
+    ('MCD, points', 'widest MCD epoch', 'n')
+    """
+    name = re.sub(r"max_class_difference|gap(?=_(points|epoch)$)", "MCD", name)
     for unit, sign in (("_percent", ", %"), ("_points", ", points")):
         if name.endswith(unit):
             return name.removesuffix(unit).replace("_", " ") + sign

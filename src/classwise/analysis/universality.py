@@ -1,19 +1,21 @@
 """Whether the same classes are weak for different architectures, optimizers, schedules and weight decays (Benz et al.
 2020).
 
-Runs whose recipes differ only in the seed are one **setting**. The agreement of two settings is the mean of Spearman's
-coefficient between the class accuracies of a run of one and a run of the other; runs with the same seed share their
-data split and are paired only if there are no others. The same mean over pairs of runs within a setting is the
-agreement between seeds. It limits what can be expected between settings: their **ceiling** is the geometric mean of the
-agreements within each (Spearman 1904, attenuation). At the ceiling, the change of setting affects the order of the
-classes no more than a change of seed; without a ceiling a low agreement cannot be interpreted.
+Runs whose recipes differ only in the seed are one **configuration**. The agreement of two configurations is the mean of
+Spearman's coefficient between the class accuracies of a run of one and a run of the other; runs with the same seed
+share their data split and are paired only if there are no others. The same mean over pairs of runs within a
+configuration is the agreement between seeds. It limits what can be expected between configurations: their **ceiling**
+is the geometric mean of the agreements within each (Spearman 1904, attenuation). At the ceiling, the change of
+configuration affects the order of the classes no more than a change of seed; without a ceiling a low agreement cannot
+be interpreted.
 
 Intervals are percentile bootstraps, 95%: examples are resampled within classes, the same for every run, and runs within
-settings. Classes are not resampled: the result is about these classes. Resampled coefficients are slightly lower
-because of added noise; with two or three runs per setting, the part of the interval that comes from runs is too narrow.
+configurations. Classes are not resampled: the result is about these classes. Resampled coefficients are slightly lower
+because of added noise; with two or three runs per configuration, the part of the interval that comes from runs is too
+narrow.
 """
 
-# N examples, K classes, R runs, S settings
+# N examples, K classes, R runs, S configurations
 
 from __future__ import annotations
 
@@ -56,22 +58,22 @@ def universality(*runs: Run | str | Path, attack: str | None = None, seed: int =
     if len(present) < FEWEST:
         raise InputError(f"the runs have examples of {len(present)} classes; agreement needs at least {FEWEST}")
     recipes = [one.model_dump(exclude={"name"}) if one else None for one in map(recipe_if_trained, opened)]
-    member, settings = _grouped(recipes)  # (R,) and the recipe of each setting
+    member, configurations = _grouped(recipes)  # (R,) and the recipe of each configuration
     pairing = _Pairing(member, [None if recipe is None else recipe["seed"] for recipe in recipes])
 
     shares = _class_accuracies(survived, begin, n)
     coefficients = _coefficients(shares)
     found = pairing.means(coefficients, np.ones(len(opened)))
     drawn = _resampled(survived, begin, n, pairing, seed)
-    places = range(len(settings))
+    places = range(len(configurations))
     agreements = [[_agreement(found[i, j], drawn[:, i, j]) for j in places] for i in places]
 
-    names, ceilings = _setting_names(models, recipes, member), _ceilings(found)
+    names, ceilings = _configuration_names(models, recipes, member), _ceilings(found)
     own = [member == place for place in places]
-    by_class = np.full((len(settings), len(classes)), np.nan)
+    by_class = np.full((len(configurations), len(classes)), np.nan)
     by_class[:, present] = [100 * shares[:, runs].mean(1) for runs in own]
     weakest = np.nanargmin(by_class, axis=1)
-    changed = {(i, j): _changed(settings[i], settings[j]) for i, j in combinations(places, 2)}
+    changed = {(i, j): _changed(configurations[i], configurations[j]) for i, j in combinations(places, 2)}
     frames = {
         "runs": frame_of(
             {
@@ -85,7 +87,7 @@ def universality(*runs: Run | str | Path, attack: str | None = None, seed: int =
             for i in range(len(models))
             for j in range(i)
         ),
-        "settings": frame_of(
+        "configurations": frame_of(
             {
                 "setting": name,
                 "changed": ", ".join(changed.get((0, place), [])) or "–",
@@ -103,10 +105,10 @@ def universality(*runs: Run | str | Path, attack: str | None = None, seed: int =
     }
     label, times = Counter(weakest.tolist()).most_common(1)[0]
     finding = (
-        f"{capitalized(condition(key))}, {class_name(classes[label])} is the weakest in {times} of {len(settings)} "
-        f"settings{_agreements(frames['settings'], frames['changes'])}."
+        f"{capitalized(condition(key))}, {class_name(classes[label])} is the weakest in {times} of {len(names)} "
+        f"configurations{_agreements(frames['configurations'], frames['changes'])}."
     )
-    alt = f"{len(names)} settings on {comparison.dataset.name}. {finding}"
+    alt = f"{len(names)} configurations on {comparison.dataset.name}. {finding}"
     return AnalysisResult(
         name="universality",
         finding=finding,
@@ -117,7 +119,7 @@ def universality(*runs: Run | str | Path, attack: str | None = None, seed: int =
 
 
 class _Pairing:
-    """The pairs of runs that are compared for each pair of settings."""
+    """The pairs of runs that are compared for each pair of configurations."""
 
     def __init__(self, member: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
         self.member = member
@@ -136,7 +138,7 @@ class _Pairing:
         return np.where(total > 0, sums / np.maximum(total, 1), np.nan)
 
     def drawn(self, random: np.random.Generator) -> Floats:
-        """Return (R,) how often each run is drawn when every setting resamples its runs."""
+        """Return (R,) how often each run is drawn when every configuration resamples its runs."""
         times = np.zeros(len(self.member))
         for own in self.of.astype(bool):
             times[own] = random.multinomial(own.sum(), np.full(own.sum(), 1 / own.sum()))
@@ -172,14 +174,14 @@ def _coefficients(accuracies: Floats) -> Floats:
 
 
 def _ceilings(means: Floats) -> Floats:
-    """Return (..., S, S) geometric means of the agreements within two settings; NaN if one is not positive."""
+    """Return (..., S, S) geometric means of the agreements within two configurations; NaN if one is not positive."""
     within = np.diagonal(means, axis1=-2, axis2=-1)
     root = np.sqrt(np.where(within > 0, within, np.nan))
     return np.asarray(root[..., :, None] * root[..., None, :])
 
 
 def _changes(changed: Mapping[tuple[int, int], list[str]], found: Floats, drawn: Floats) -> Iterator[dict[str, Any]]:
-    """Return the mean agreement of all pairs of settings that differ in the same key."""
+    """Return the mean agreement of all pairs of configurations that differ in the same key."""
     groups: dict[str, list[tuple[int, int]]] = {}
     for pair, keys in changed.items():
         groups.setdefault(keys[0] if len(keys) == 1 else SEVERAL, []).append(pair)
@@ -207,15 +209,15 @@ def _agreement(value: Floats, drawn: Floats) -> Measured:
 
 
 def _grouped(recipes: Sequence[dict[str, Any] | None]) -> tuple[NDArray[np.int64], list[dict[str, Any] | None]]:
-    """Return (R,) the setting of each run, and their recipes; a run without a recipe is its own setting."""
-    settings: list[dict[str, Any] | None] = []
+    """Return (R,) the configuration of each run, and their recipes; a run without a recipe is its own configuration."""
+    configurations: list[dict[str, Any] | None] = []
     member = []
     for recipe in recipes:
-        setting = None if recipe is None else {key: value for key, value in recipe.items() if key != "seed"}
-        if setting is None or setting not in settings:
-            settings.append(setting)
-        member.append(len(settings) - 1 if setting is None else settings.index(setting))
-    return np.array(member), settings
+        configuration = None if recipe is None else {key: value for key, value in recipe.items() if key != "seed"}
+        if configuration is None or configuration not in configurations:
+            configurations.append(configuration)
+        member.append(len(configurations) - 1 if configuration is None else configurations.index(configuration))
+    return np.array(member), configurations
 
 
 def _changed(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> list[str]:
@@ -235,10 +237,10 @@ def _changed(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> 
     return keys
 
 
-def _setting_names(
+def _configuration_names(
     runs: Sequence[str], recipes: Sequence[Mapping[str, Any] | None], member: NDArray[np.int64]
 ) -> list[str]:
-    """Return the name of each setting: its first run, without the seed if the names stay distinct."""
+    """Return the name of each configuration: its first run, without the seed if the names stay distinct."""
     first = [int(np.argmax(member == place)) for place in range(member.max() + 1)]
     bare = [runs[run].removesuffix(f"-{(recipes[run] or {}).get('seed')}") for run in first]
     return bare if len(set(bare)) == len(bare) else [runs[run] for run in first]
@@ -255,10 +257,10 @@ def _known(value: float | Floats) -> float | None:
     return None if np.isnan(value) else round(float(value), 4)
 
 
-def _agreements(settings: pd.DataFrame, changes: pd.DataFrame) -> str:
+def _agreements(configurations: pd.DataFrame, changes: pd.DataFrame) -> str:
     """Return the part of the finding about agreement."""
     sentence = ""
-    within = settings["agreement_between_seeds"].dropna()
+    within = configurations["agreement_between_seeds"].dropna()
     if len(within):
         sentence += f"; Spearman's coefficient of the class accuracies is {within.mean():.2f} between seeds"
     if changes.empty or changes["agreement"].isna().all():
@@ -266,7 +268,7 @@ def _agreements(settings: pd.DataFrame, changes: pd.DataFrame) -> str:
     least = changes.loc[changes["agreement"].idxmin()]
     interval = "" if pd.isna(least.agreement_low) else f" [{least.agreement_low:.2f}, {least.agreement_high:.2f}]"
     ceiling = "" if pd.isna(least.ceiling) else f", with a ceiling of {format_number(least.ceiling)}"
-    between = f"Spearman's coefficient is lowest between settings that differ in {least.changed}"
+    between = f"Spearman's coefficient is lowest between configurations that differ in {least.changed}"
     return f"{sentence}; {between}: {least.agreement:.2f}{interval}{ceiling}"
 
 
@@ -277,8 +279,8 @@ def _matrix(agreements: Sequence[Sequence[Measured]], names: Sequence[str], atta
         title=f"Agreement on the order of the classes, {attack}; on the diagonal, between seeds",
         alt=f"Matrix of Spearman's coefficients. {about}",
         names=names,
-        x="setting",
-        y="setting",
+        x="configuration",
+        y="configuration",
         unit="Spearman",
         digits=2,
         span=(min([0.0, *(value for row in cells for value in row if value is not None)]), 1.0),
@@ -290,11 +292,11 @@ def _accuracies(by_class: Floats, names: Sequence[str], classes: Sequence[str], 
     return heatmap(
         [[_known(row[label]) for label in view] for row in by_class],
         title=f"Accuracy by class, {attack}{shown_suffix(view, classes)}",
-        alt=f"Matrix of accuracies by setting and class. {about}",
+        alt=f"Matrix of accuracies by configuration and class. {about}",
         names=names,
         columns=[classes[label] for label in view],
         x="class",
-        y="setting",
+        y="configuration",
         unit="%",
         span=(0, 100),
     )

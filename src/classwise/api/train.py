@@ -90,8 +90,8 @@ def train_together(
             loggers, progress = (), SILENT
         if workers > 1 and group.size > 1:
             raise InputError(
-                "workers and processes exclude each other: workers train several runs at a time, processes split the "
-                "batches of one run"
+                "workers and processes are mutually exclusive: workers train several runs at a time, processes split "
+                "the batches of one run"
             )
         return _train(loaded, group, resume, workers, make_loggers(loggers), progress)
 

@@ -22,7 +22,8 @@ def compare(
     figures: Figures = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs with a baseline: average, worst class, class variance (CV), MCD, rho, paired tests.
+    """Compare runs with a baseline: average, worst class, class variance (CV), maximum class difference (MCD), rho
+    (relative gain of the worst class minus relative loss of the average), paired tests.
 
     Examples:
       classwise compare runs/trades runs/wat --out comparison.html

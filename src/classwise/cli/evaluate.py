@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def evaluate(options: dict[str, Any], figures: Figures = None, as_json: Json = False) -> None:
     """Attack a model and report its accuracy class by class, with 95% intervals.
 
-    An example counts as broken only if a float32 forward pass of the model itself confirms it on an image inside the
-    ball and in [0, 1].
+    An example counts as broken only if a float32 forward pass of the original model (attacks may search an optimized
+    copy) confirms it on an image inside the ball and in [0, 1].
 
     Examples:
       classwise evaluate --model runs/wat --data digits --eps 0.2 --out runs/wat

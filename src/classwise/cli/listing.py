@@ -122,7 +122,7 @@ def _datasets() -> list[Listing]:
 def _recipes() -> list[Listing]:
     from classwise.config.recipes import recipe_header, recipe_names
 
-    return [Listing("recipes", [[name, "", recipe_header(name)] for name in recipe_names()])]
+    return [Listing("recipes", [[name, recipe_header(name)] for name in recipe_names()], ["name", "description"])]
 
 
 def _analyses() -> list[Listing]:

@@ -17,7 +17,13 @@ def site(
     ],
     out: Annotated[Path, output("Directory for index.html, the reports and the JSON files.")],
     title: Annotated[str, option("Title of the page.", "TEXT")] = "Robustness, class by class",
-    baseline: Annotated[str, option("Baseline method of rho.", "NAME")] = "trades",
+    baseline: Annotated[
+        str,
+        option(
+            "Method that is the baseline of rho (relative gain of the worst class minus relative loss of the average).",
+            "NAME",
+        ),
+    ] = "trades",
     as_json: Json = False,
 ) -> None:
     """Write a static leaderboard over many runs, averaged over random seeds, with a page for each run.

@@ -265,8 +265,8 @@ class TrainOptions(Options):
         super().__post_init__()
         if self.processes != 1 and self.workers != 1:
             raise InputError(
-                "workers and processes exclude each other: workers train several runs at a time, processes split the "
-                "batches of one run"
+                "workers and processes are mutually exclusive: workers train several runs at a time, processes split "
+                "the batches of one run"
             )
 
 
@@ -347,7 +347,7 @@ class RepairOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.floor is not None and self.rule is not None:
-            raise InputError("floor and rule exclude each other: pass one of them")
+            raise InputError("floor and rule are mutually exclusive: pass one of them")
 
 
 def documented(kind: type[Options]) -> Callable[[F], F]:

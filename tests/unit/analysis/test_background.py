@@ -101,7 +101,8 @@ def test_background_colors_determine_confusion(run: Path) -> None:
             assert value == pytest.approx(100 * inside / every, abs=1e-3)
     assert len(found.figures()) == 2
     assert len(found.frame) == 2 * 2 * 100
-    assert background(run) == found
+    assert background(run, experiment="colors") == found
+    assert background(run, experiment="colours") == found  # the former name
 
 
 def counts(found: AnalysisResult) -> list[list[int]]:

@@ -160,7 +160,7 @@ def test_misclassified_absent_and_many_classes(tmp_path: Path) -> None:
 
 
 def test_bad_input(trained: Path) -> None:
-    with pytest.raises(InputError, match="exclude each other"):
+    with pytest.raises(InputError, match="mutually exclusive"):
         examples(trained, label=1, indices=(1,))
     with pytest.raises(InputError, match="images 0 to 696"):
         examples(trained, indices=(3, 700))

@@ -92,10 +92,10 @@ def test_growth_and_order(make_run) -> None:
     differences = [robust[f"{name}_change_points"] for name in ("average", "worst_class", "max_class_difference")]
     assert differences == pytest.approx([42.0, 10.0, 50.0])
     assert natural["average_change_points"] == pytest.approx(-8.0)
-    assert f"class variance {before['class_variance']:.1f} → {robust['class_variance']:.1f} (5.2 times)" in (
+    assert f"class variance (CV) {before['class_variance']:.1f} → {robust['class_variance']:.1f} (5.2 times)" in (
         found.finding
     )
-    assert "best minus worst class 30.0 → 70.0 points (2.3 times)" in found.finding
+    assert "maximum class difference (MCD) 30.0 → 70.0 points (2.3 times)" in found.finding
     assert found.frame["max_class_difference_points"].tolist() == [30.0, 30.0, 20.0, 70.0]
 
 

@@ -42,7 +42,7 @@ def test_differences_are_paired_on_shared_examples(make_run) -> None:
     assert (column(found, "better", "gained")[0], column(found, "better", "lost")[0]) == (7, 0)
     assert column(found, "better", "p_value")[0] == pytest.approx(3 * binomtest(7, 7).pvalue)
     assert "1 classes higher, 2 lower (significant: 1 higher, 0 lower)" in found.finding
-    assert "from 1 -5.0 points, p = 1.000 to 0 +35.0 points, p = 0.047" in found.finding
+    assert "from class 1 (−5.0 points, p = 1.000) to class 0 (+35.0 points, p = 0.047)" in found.finding
 
 
 def test_different_examples_have_no_p_values(make_run) -> None:

@@ -86,13 +86,13 @@ def spearman(one: str, other: str) -> float:
 
 
 def setting(found, name: str) -> dict[str, Any]:
-    """The row of a setting."""
-    (row,) = found.frames["settings"].query("setting == @name").to_dict("records")
+    """The row of a configuration."""
+    (row,) = found.frames["configurations"].query("setting == @name").to_dict("records")
     return row
 
 
 def agreement(found, one: str, other: str) -> tuple[float, float, float]:
-    """The agreement of two settings with its interval, which all pairs of their runs repeat."""
+    """The agreement of two configurations with its interval, which all pairs of their runs repeat."""
     names = [f"agreement_of_settings{end}" for end in ("", "_low", "_high")]
     pairs = found.frame[["setting", "other_setting"]].apply(set, axis=1) == {one, other}
     (values,) = found.frame[pairs][names].drop_duplicates().to_numpy().tolist()
@@ -107,15 +107,15 @@ def test_agreement_is_the_mean_coefficient_over_pairs_with_different_seeds(make:
     for pair in combinations(names, 2):
         assert pairs[pair] == pytest.approx(spearman(*pair), abs=1e-4)
     assert len(found.frame) == len(names) * (len(names) - 1) / 2
-    settings = found.frames["settings"]
-    assert settings["setting"].tolist() == ["base", "lenet", "sgd"]
-    assert settings["runs"].tolist() == [3, 2, 1]
+    configurations = found.frames["configurations"]
+    assert configurations["setting"].tolist() == ["base", "lenet", "sgd"]
+    assert configurations["runs"].tolist() == [3, 2, 1]
     assert set(found.frame.query("setting == 'lenet'")["run"]) == set(names[3:5])
-    assert settings["changed"].tolist() == ["–", "model", "optimizer"]
+    assert configurations["changed"].tolist() == ["–", "model", "optimizer"]
     runs = {"base": names[:3], "lenet": names[3:5]}
     within = [np.mean([spearman(*pair) for pair in combinations(own, 2)]) for own in runs.values()]
-    assert settings["agreement_between_seeds"].tolist() == pytest.approx([*within, np.nan], abs=1e-4, nan_ok=True)
-    assert settings["agreement_between_seeds_low"].isna().tolist() == [False, False, True]
+    assert configurations["agreement_between_seeds"].tolist() == pytest.approx([*within, np.nan], abs=1e-4, nan_ok=True)
+    assert configurations["agreement_between_seeds_low"].isna().tolist() == [False, False, True]
     apart = [pair for pair in product(*runs.values()) if pair[0][-1] != pair[1][-1]]
     assert len(apart) == 4
     both, low, high = agreement(found, "base", "lenet")
@@ -132,9 +132,9 @@ def test_agreement_is_the_mean_coefficient_over_pairs_with_different_seeds(make:
     assert changes["agreement"]["several keys"] == agreement(found, "lenet", "sgd")[0]
     means = 100 * np.mean([CORRECT[run] for run in runs["base"]], 0) / N
     assert list(found.figures()[1].plot.z[0]) == pytest.approx(means.tolist(), abs=1e-4)
-    assert settings["weakest_class"].tolist()[::2] == ["5", "0"]
+    assert configurations["weakest_class"].tolist()[::2] == ["5", "0"]
     assert setting(found, "base")["weakest_class_percent"] == pytest.approx(means[5], abs=1e-4)
-    assert found.finding.startswith("Under all attacks, class 5 is the weakest in 2 of 3 settings; Spearman")
+    assert found.finding.startswith("Under all attacks, class 5 is the weakest in 2 of 3 configurations; Spearman")
     assert low <= high
     assert (
         setting(found, "base")["agreement_between_seeds_low"] <= setting(found, "base")["agreement_between_seeds_high"]
@@ -152,13 +152,13 @@ def test_equal_seeds_are_paired_without_others(make: Make) -> None:
 
 def test_changed_keys_within_tables(make: Make) -> None:
     found = universality(make("base-0", CORRECT["base-0"]), make("slow-1", CORRECT["base-1"]))
-    assert found.frames["settings"]["changed"].tolist() == ["–", "optimizer.lr"]
+    assert found.frames["configurations"]["changed"].tolist() == ["–", "optimizer.lr"]
     assert found.frames["changes"]["changed"].tolist() == ["optimizer.lr"]
 
 
-def test_runs_without_recipe_are_separate_settings(make: Make) -> None:
+def test_runs_without_recipe_are_separate_configurations(make: Make) -> None:
     found = universality(make("one", CORRECT["base-0"]), make("two", CORRECT["base-0"]), make("base-0", [3] * 5 + [1]))
-    assert found.frames["settings"]["setting"].tolist() == ["one", "two", "base"]
+    assert found.frames["configurations"]["setting"].tolist() == ["one", "two", "base"]
     assert setting(found, "two")["changed"] == "unknown keys"
     assert agreement(found, "one", "two")[0] == 1.0
 
@@ -179,7 +179,7 @@ def test_equal_classes_have_no_order(make: Make) -> None:
     assert agreement(found, "base", "lenet")[0] == pytest.approx(
         float(spearmanr(CORRECT["base-1"][:5], CORRECT["lenet-0"][:5]).statistic), abs=1e-4
     )
-    assert "–" in table_of("settings", found.frames["settings"]).rows[0]
+    assert "–" in table_of("configurations", found.frames["configurations"]).rows[0]
     assert found.figures()[0].plot.z[0][0] is None
     json.dumps(found.to_dict(), allow_nan=False)
 

@@ -324,7 +324,7 @@ def test_several_seeds(tmp_path: Path) -> None:
     assert (code, err) == (2, "error: workers must be at least 1, got 0\n")
     code, _, err = invoke("train", "digits/standard", "--seeds", "7,8", "--workers", 2, "--processes", 2, *quick)
     assert (code, err.count("\n")) == (2, 1)
-    assert err.startswith("error: workers and processes exclude each other: ")
+    assert err.startswith("error: workers and processes are mutually exclusive: ")
     code, _, err = invoke("train", "digits/standard", "--seeds", "1,two", *quick)
     assert code == 2
     assert err == "error: seeds must be whole numbers joined by commas, e.g. 0,1,2; got '1,two'\n"

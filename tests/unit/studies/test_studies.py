@@ -118,7 +118,7 @@ def test_common_settings_and_seeds(tmp_path: Path) -> None:
     two = conduct(study, tmp_path / "two", name="seeds", workers=2)
     assert one.results == two.results
     agreement = one.results["universality, adam, sgd"]
-    assert agreement.frames["settings"]["runs"].tolist() == [2, 1]
+    assert agreement.frames["configurations"]["runs"].tolist() == [2, 1]
     assert agreement.frame.query("setting == other_setting")[["other_run", "run"]].values.tolist() == [
         ["adam-0", "adam-3"]
     ]

@@ -60,7 +60,7 @@ class PhaseChoice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     epochs: int = Field(ge=1)
-    data: str | None = Field(None, description="the same data set at another size, e.g. imagenet:resize=160,crop=128")
+    data: str | None = Field(None, description="the same data set at another size, e.g. imagenet:resize=160,crop=160")
     batch_size: int | None = Field(None, ge=1)
     crop: int | None = Field(None, ge=0, description="as in augment")
     size: int | None = Field(None, ge=1, description="as in augment")

@@ -186,8 +186,8 @@ _RULES = (
         code="smooth-output",
         count="smooth",
         severity="info",
-        text="{share} images{where} survive {longer} steps on the cross-entropy but not if half of them use the margin "
-        "loss: the outputs are smooth, and PGD on the cross-entropy overestimates robustness. Use "
+        text="{share} images{where} survive {longer} steps on the cross-entropy but not {longer} steps of which half "
+        "use the margin loss: the outputs are smooth, and PGD on the cross-entropy overestimates robustness. Use "
         "temperature-pgd, cw-pgd or fast.",
     ),
     _Rule(
