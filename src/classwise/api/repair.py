@@ -143,7 +143,7 @@ def _test_evaluation(options: RepairOptions, case: Case, origin: Origin) -> Call
 
 
 def _parse_floor(floor: float | None) -> float | None:
-    """A floor in percent as a fraction."""
+    """Convert a floor from percent to a fraction; None stays None."""
     if floor is None:
         return None
     if not 1 <= floor < 100:

@@ -272,7 +272,7 @@ class TrainOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class RepairOptions(Options):
-    """Options of a repair."""
+    """Options of ``classwise repair``."""
 
     model: Annotated[Any, replace(_MODEL, flags=())]
     data: Annotated[Any, _DATA]

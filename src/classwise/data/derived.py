@@ -44,8 +44,8 @@ class DatasetSettings:
     seed: int = 0
     """The random seed of ``imbalance`` and of the noise of ``corruption``."""
     background: Names = ()
-    """Background colors for gray images, assigned to the classes in turn: ``blue+yellow`` or ``#0033b3``. [default: "
-    "none]"""
+    """Background colors for gray images, assigned to the classes in turn: ``blue+yellow`` or ``#0033b3``. [default:
+    none]"""
     corruption: str | None = None
     """A corruption of all images, such as ``fog``."""
     severity: int = 3
@@ -157,8 +157,8 @@ class Derived:
     def transformed(
         self, images: NDArray[np.uint8], labels: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> NDArray[np.uint8]:
-        """Return images (B, C, H, W) with background and corruption applied; ``rows`` are their indices in the "
-        "whole."""
+        """Return images (B, C, H, W) with background and corruption applied; ``rows`` are their indices in the full
+        data set."""
         settings = self.settings
         if not (settings.background or settings.corruption):
             return images

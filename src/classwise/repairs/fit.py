@@ -85,7 +85,7 @@ class Fit:
 
     @property
     def weight(self) -> float:
-        """Weight of the selected point; 0 for the unchanged model."""
+        """Weight of the worst class at the selected point; 0 for the unchanged model."""
         return self.selected.weight
 
 

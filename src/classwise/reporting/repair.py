@@ -150,11 +150,11 @@ class RepairReport(Part):
         return str(self.model.get("name", "model"))
 
     def to_json(self, path: str | Path) -> None:
-        """Write ``repair.json``."""
+        """Write the report to a JSON file."""
         write_json(Path(path), self.model_dump(mode="json", by_alias=True))
 
     def to_html(self, path: str | Path) -> None:
-        """Write the page."""
+        """Write the report to a self-contained HTML page."""
         page = answers_page(f"Repair of {self.original_name}", f"method {self.method}", {"repair": self})
         write_text(Path(path), page)
 
