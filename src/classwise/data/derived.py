@@ -113,10 +113,9 @@ def _label(card: DatasetCard, name: str) -> int:
     if name.isdecimal() and name.isascii() and int(name) < len(card.classes):
         return int(name)
     near = difflib.get_close_matches(name, card.classes, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise InputError(
-        f"{card.name} has no class {name!r}: {hint}(expected a class name or a number in 0..{len(card.classes) - 1})"
-    )
+    hint = f": did you mean {' or '.join(map(repr, near))}?" if near else ";"
+    last = len(card.classes) - 1
+    raise InputError(f"{card.name} has no class {name!r}{hint} expected a class name or a label from 0 to {last}")
 
 
 @dataclass(frozen=True)

@@ -324,7 +324,7 @@ def load_repair(path: str | Path) -> RepairReport:
     file = path / "repair.json" if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"{path} is not the directory of a repair: it holds no repair.json")
-    return RepairReport.read(file, "a repair")
+    return RepairReport.read(file, "a classwise repair", "repair the model again")
 
 
 _CLASSES: dict[str, Callable[[ClassOutcome], str]] = {

@@ -170,7 +170,11 @@ def test_truncated_file(small, tmp_path, keep):
     small.save(path, "f00d")
     content = path.read_bytes()
     path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
-    assert "is not a table of verdicts" in refused(path)
+    assert refused(path) == f"{path} is damaged or not a parquet file; evaluate the model again"
+
+
+def test_directory_and_unreadable_file(small, tmp_path):
+    assert refused(tmp_path) == f"{tmp_path} is a directory: expected a file"
 
 
 @pytest.mark.parametrize("column", ["index", "label", "natural"])
@@ -178,7 +182,7 @@ def test_missing_column_is_named(small, tmp_path, column):
     path = tmp_path / "verdicts.parquet"
     small.save(path, "f00d")
     pq.write_table(pq.read_table(path).drop_columns([column]), path)
-    assert refused(path).endswith(f"column {column!r} is missing")
+    assert refused(path).endswith(f"column {column!r} is missing; evaluate the model again")
 
 
 def test_column_of_strings(small, tmp_path):
