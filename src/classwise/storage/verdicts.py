@@ -185,8 +185,8 @@ class Verdicts:
             )
         except FileNotFoundError:
             raise InputError(f"no such file: {path}") from None
-        except PermissionError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        except PermissionError:
+            raise InputError(f"{path} cannot be read: permission denied") from None
         except (pa.ArrowInvalid, OSError):
             raise InputError(f"{path} is damaged or not a parquet file; evaluate the model again") from None
         except (KeyError, TypeError, ValueError) as error:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -173,8 +175,16 @@ def test_truncated_file(small, tmp_path, keep):
     assert refused(path) == f"{path} is damaged or not a parquet file; evaluate the model again"
 
 
-def test_directory_and_unreadable_file(small, tmp_path):
+def test_directory(tmp_path):
     assert refused(tmp_path) == f"{tmp_path} is a directory: expected a file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_file_without_permission(small, tmp_path):
+    path = tmp_path / "verdicts.parquet"
+    small.save(path, "f00d")
+    path.chmod(0)
+    assert refused(path) == f"{path} cannot be read: permission denied"
 
 
 @pytest.mark.parametrize("column", ["index", "label", "natural"])
