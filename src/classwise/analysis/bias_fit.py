@@ -135,7 +135,10 @@ class Fitted:
         return Scores(self.images, robust, natural, self.images.values(robust))
 
     def at(self, place: float) -> Scores:
-        """Score the same place of both paths: 0 is the model without biases, 1 the first weight."""
+        """Return the scores of both halves at a point of their paths.
+
+        0 is the model without biases, 1 the first weight.
+        """
         return self.scored([_between(path, place) for path in self.paths])
 
     def within(self, loss: float | None) -> Scores:
@@ -202,7 +205,7 @@ def _farthest(value: Callable[[float], float], limit: float) -> float:
 
 
 def _between(path: Matrix, place: float) -> Vector:
-    """Interpolate between two points of a path."""
+    """Interpolate linearly between two neighboring points of a path."""
     low = min(int(place), len(path) - 2)
     return np.asarray(path[low] + (place - low) * (path[low + 1] - path[low]))
 

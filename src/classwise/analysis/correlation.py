@@ -76,7 +76,7 @@ def spearman(x: Values, y: Values, seed: int = 0) -> Correlation:
 
 
 def _known(x: Values, y: Values) -> Floats:
-    """Return (2, n) the values of the classes that have both."""
+    """Return the pairs of values (2, n) of classes for which both are known."""
     pairs = [(a, b) for a, b in zip(x, y, strict=True) if a is not None and b is not None]
     return np.array(pairs, dtype=np.float64).reshape(-1, 2).T
 

@@ -185,7 +185,7 @@ def _smallest_radii(
 
 
 def _class_row(label: int, name: str, radius: Floats, most: float, eps: float) -> dict[str, Any]:
-    """Return the row of a class; above ``most`` nothing is known."""
+    """Return the table row of a class; radii above ``most`` are unknown."""
     n = len(radius)
     quartiles = np.quantile(radius, [0.25, 0.5, 0.75], method="inverted_cdf") if n else np.full(3, np.inf)
     radii = [round(float(value), 8) if np.isfinite(value) else None for value in quartiles]

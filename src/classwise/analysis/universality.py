@@ -119,7 +119,7 @@ def universality(*runs: Run | str | Path, attack: str | None = None, seed: int =
 
 
 class _Pairing:
-    """The pairs of runs that are compared for each pair of configurations."""
+    """Selects the pairs of runs to compare for each pair of configurations."""
 
     def __init__(self, member: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
         self.member = member
@@ -130,7 +130,7 @@ class _Pairing:
         self.allowed = distinct | none[np.ix_(member, member)]
 
     def means(self, coefficients: Floats, times: Floats) -> Floats:
-        """Return (S, S) mean coefficients over pairs, with each run counted ``times``; NaN without pairs."""
+        """Return the mean coefficients (S, S) over pairs of runs, weighted by ``times``; NaN without pairs."""
         counted = self.of * times
         weight = self.allowed & ~np.isnan(coefficients)
         total = counted @ weight @ counted.T
@@ -247,7 +247,7 @@ def _configuration_names(
 
 
 def _mean_known(values: Floats) -> Floats:
-    """Return the mean over the last axis without NaN; NaN if all are."""
+    """Return the mean over the last axis, ignoring NaN; NaN if all values are NaN."""
     known = ~np.isnan(values)
     total = np.where(known, values, 0.0).sum(-1)
     return np.asarray(np.where(known.any(-1), total / np.maximum(known.sum(-1), 1), np.nan))

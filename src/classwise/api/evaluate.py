@@ -91,5 +91,5 @@ def evaluate(
 
 
 def _own_section(run: Path) -> Section:
-    """The section of a run directory that describes how its model was made."""
+    """Return the section of run.json that describes how the model was trained or repaired."""
     return "training" if "training" in RunDirectory(run).read() else "repair"

@@ -19,7 +19,8 @@ from classwise.core.progress import SILENT, Progress
 from classwise.core.threat import Threat
 from classwise.evaluation.inputs import count_classes
 from classwise.evaluation.perturbations import read_perturbations
-from classwise.models.load import build_model, run_directory
+from classwise.models.load import build_model, load_model, run_directory
+from classwise.repairs.fit import LEAST
 from classwise.repairs.images import check_disjoint, fitting_images, test_split
 from classwise.repairs.methods import METHODS, Case, Method
 from classwise.repairs.run import Origin, Repair, run_repair
@@ -72,7 +73,8 @@ def repair(
     found = None if spec is None else run_directory(spec)
     run = None if found is None else RunDirectory(found[0])
     if spec is not None and run is None and ":" not in spec:
-        build_model(spec)  # a mistyped model is reported before its missing validation images
+        # A mistyped model and missing weights are reported before missing validation images.
+        load_model(spec) if weights is None else build_model(spec)
     fitting = fitting_images(
         data,
         model="the module in memory" if spec is None else repr(spec),
@@ -113,6 +115,11 @@ def _method(options: RepairOptions) -> Method:
         for name in ("floor", "rule", "targets"):
             if getattr(options, name) is not None:
                 raise InputError(f"{name} applies to the method bias only, not to {Spec.parse(options.method).name}")
+    elif options.per_class is not None and options.per_class < LEAST:
+        raise InputError(
+            f"class biases need at least {LEAST} fitting images of each class, got per_class = {options.per_class}; "
+            "increase per_class or omit it"
+        )
     return method
 
 
@@ -143,7 +150,7 @@ def _test_evaluation(options: RepairOptions, case: Case, origin: Origin) -> Call
 
 
 def _parse_floor(floor: float | None) -> float | None:
-    """A floor in percent as a fraction."""
+    """Convert a floor from percent to a fraction; None stays None."""
     if floor is None:
         return None
     if not 1 <= floor < 100:

@@ -150,7 +150,7 @@ class _Walk:
 
     @property
     def state(self) -> State:
-        """The tensors, in order."""
+        """State of the search as a tuple of tensors, in field order."""
         return tuple(getattr(self, part.name) for part in fields(self))
 
     def take(self, rows: Tensor) -> _Walk:

@@ -113,5 +113,10 @@ def _print_usage_error(error: Any) -> None:
         problem = first["msg"].removeprefix("Value error, ").removeprefix("Input ").partition(", unable")[0]
         name = " / ".join(param.opts)
         message = f"{name}: {problem}" if "is not one of" in problem else f"{name} = {first['input']!r}: {problem}"
+    elif hasattr(error, "possibilities"):
+        near = " or ".join(map(repr, sorted(error.possibilities or ())))
+        message = f"unknown option {error.option_name!r}{f': did you mean {near}?' if near else ''}"
+    message = message.replace("No such command", "unknown command").replace(". Did you mean", ": did you mean")
     help_command = f"{error.ctx.command_path} --help" if getattr(error, "ctx", None) else "classwise --help"
-    print_error(f"error: {message}{'' if message[-1] in '.?' else '.'} See {help_command}")
+    see = " See" if message.endswith("?") else "; see"
+    print_error(f"error: {message[0].lower()}{message[1:].rstrip('.')}{see} {help_command}")

@@ -62,10 +62,11 @@ def check(
     """
     from classwise.reporting import compare, load_report
     from classwise.reporting.check_output import COLUMNS, junit, rows, workflow_commands
-    from classwise.reporting.gate import no_findings, no_worse_than, thresholds
+    from classwise.reporting.gate import check_level, no_findings, no_worse_than, thresholds
     from classwise.storage.files import write_text
 
     check_output(junit_file, "--junit", "file")
+    check_level(alpha)  # also without --no-worse-than
     report = load_report(run)
     key = attack or report.strongest
     outcomes = thresholds(

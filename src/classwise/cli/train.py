@@ -32,6 +32,8 @@ def train(options: dict[str, Any], as_json: Json = False) -> None:
     runs = {out: overrides}
     if given.seeds is not None:
         runs = {out / f"seed-{seed}": {**overrides, "seed": seed} for seed in _numbers(given.seeds)}
+    elif given.workers != 1:
+        raise InputError("--workers applies only to --seeds: pass --seeds, or omit --workers")
     recipes: dict[str | Path, Any] = {out: load_recipe(given.recipe, changes) for out, changes in runs.items()}
     if given.processes != 1:
         run_in_processes(given.processes)
@@ -57,9 +59,12 @@ def train(options: dict[str, Any], as_json: Json = False) -> None:
 
 def _numbers(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        seeds = [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"seeds must be whole numbers joined by commas, e.g. 0,1,2; got {text!r}") from None
+    if repeated := [seed for seed in seeds if seeds.count(seed) > 1]:
+        raise InputError(f"seed {repeated[0]} is given twice in --seeds {text}: pass each seed once")
+    return seeds
 
 
 def _outcome(run: Run) -> dict[str, Any]:

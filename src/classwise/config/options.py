@@ -45,13 +45,14 @@ class About:
     """Whether the command line requires it although Python does not."""
     hidden: bool = False
     least: int | None = None
+    below: int | None = None
     recorded: bool = True
     """Whether the recorded command repeats it; options that do not change results are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of the options classes. Checks types, choices and lower limits."""
+    """Base of the options classes. Checks types, choices and limits."""
 
     def __post_init__(self) -> None:
         for one in options_of(type(self)):
@@ -66,6 +67,8 @@ class Options:
                 raise InputError(f"{one.name} must be a {'whole ' * (kind is int)}number, got {value!r}")
             if one.about.least is not None and value < one.about.least:
                 raise InputError(f"{one.name} must be at least {one.about.least}, got {value}")
+            if one.about.below is not None and value >= one.about.below:
+                raise InputError(f"{one.name} must be below {one.about.below}, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +143,7 @@ _OBJECTS = (
 _EPS = About("Radius of the ball, e.g. 0.03 or 8/255.", ATTACK, unset="eps in the attack spec, else 8/255")
 _NORM = About("Norm of the ball: Linf or L2.", ATTACK, unset="norm in the attack spec, else Linf")
 _WEIGHTS = About("Weights file: .safetensors, or .pt loaded without running code.", DATA)
-_SEED = About("Random seed.", RUN)
+_SEED = About("Random seed.", RUN, least=0, below=2**63)
 _ENGINE = About(
     "auto or compiled: attacks search on an optimized copy of the model; eager: on the model itself. Verdicts are "
     "always those of the model itself.",
@@ -272,7 +275,7 @@ class TrainOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class RepairOptions(Options):
-    """Options of a repair."""
+    """Options of ``classwise repair``."""
 
     model: Annotated[Any, replace(_MODEL, flags=())]
     data: Annotated[Any, _DATA]

@@ -67,7 +67,9 @@ class Spec:
             return cls(name, options)
         if not isinstance(given, str):
             raise InputError(f"expected a name, name:key=value or a table with a name, got {given!r}")
-        name, _, rest = given.strip().partition(":")
+        name, colon, rest = given.strip().partition(":")
+        if colon and not rest:
+            raise InputError(f"no settings after ':' in {given!r}: add settings as key=value, or omit ':'")
         options = {}
         for item in rest.split(",") if rest else ():
             key, equals, value = item.partition("=")
@@ -97,6 +99,8 @@ def convert(owner: str, factory: Callable[..., Any], options: Mapping[str, Any])
     parameters = settings_of(factory)
     converted = {}
     for key, value in options.items():
+        if not parameters:
+            raise InputError(f"{owner} has no settings, got {key!r}")
         if key not in parameters:
             raise unknown(f"setting of {owner}:", key, parameters)
         try:

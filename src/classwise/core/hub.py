@@ -29,10 +29,11 @@ def from_hub(
 ) -> T:
     """Return what ``read`` finds in the folder of a repository: in the hub's cache, else after downloading ``files``.
 
-    ``read`` returns a false value, or raises, if files are missing. ``owner`` and ``hint`` begin
-    and end the error of a download.
+    ``read`` returns a false value, or raises, if files are missing. ``owner`` begins the error of a
+    download; ``hint`` ends it and says what to do without network access.
     """
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     # The cache is tried first, so that no later run needs the network.
     for offline in (True, False):
@@ -44,6 +45,8 @@ def from_hub(
                 return found
         except Exception as error:  # the hub, the network and the disk raise many kinds of exceptions
             if not offline:
-                text = f"{owner}cannot download {repository} from the Hugging Face hub: {one_line(error, 120)}{hint}"
-                raise InputError(text) from error
+                problem = f"cannot download {repository} from the Hugging Face hub: {one_line(error, 120)}"
+                if isinstance(error, LocalEntryNotFoundError):
+                    problem = f"cannot reach the Hugging Face hub to download {repository}"
+                raise InputError(f"{owner}{problem}{hint and f'. Without network access, {hint}'}") from error
     raise InputError(f"{owner}{repository} on the Hugging Face hub has no files {', '.join(files)}")

@@ -75,7 +75,7 @@ class ExampleNoise:
 
 @dataclass(frozen=True, slots=True)
 class PartNoise:
-    """Noise for a share of a batch: some rows of what is drawn for the whole batch from one torch generator.
+    """Noise for a subset of a batch: selected rows of the noise drawn for the whole batch from one torch generator.
 
     Processes that share a batch and have generators in the same state use the noise that one process would use.
     """

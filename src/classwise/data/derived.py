@@ -44,8 +44,8 @@ class DatasetSettings:
     seed: int = 0
     """The random seed of ``imbalance`` and of the noise of ``corruption``."""
     background: Names = ()
-    """Background colors for gray images, assigned to the classes in turn: ``blue+yellow`` or ``#0033b3``. [default: "
-    "none]"""
+    """Background colors for gray images, assigned to the classes in turn: ``blue+yellow`` or ``#0033b3``. [default:
+    none]"""
     corruption: str | None = None
     """A corruption of all images, such as ``fog``."""
     severity: int = 3
@@ -113,10 +113,9 @@ def _label(card: DatasetCard, name: str) -> int:
     if name.isdecimal() and name.isascii() and int(name) < len(card.classes):
         return int(name)
     near = difflib.get_close_matches(name, card.classes, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise InputError(
-        f"{card.name} has no class {name!r}: {hint}(expected a class name or a number in 0..{len(card.classes) - 1})"
-    )
+    hint = f": did you mean {' or '.join(map(repr, near))}?" if near else ";"
+    last = len(card.classes) - 1
+    raise InputError(f"{card.name} has no class {name!r}{hint} expected a class name or a label from 0 to {last}")
 
 
 @dataclass(frozen=True)
@@ -157,8 +156,8 @@ class Derived:
     def transformed(
         self, images: NDArray[np.uint8], labels: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> NDArray[np.uint8]:
-        """Return images (B, C, H, W) with background and corruption applied; ``rows`` are their indices in the "
-        "whole."""
+        """Return images (B, C, H, W) with background and corruption applied; ``rows`` are their indices in the full
+        data set."""
         settings = self.settings
         if not (settings.background or settings.corruption):
             return images

@@ -83,7 +83,7 @@ def contact_sheet(images: ImageSet, names: Sequence[str]) -> Image.Image:
 
 
 def _picture(image: np.ndarray, cell: int) -> Image.Image:
-    """Return a scaled RGB image; of a number of channels other than three, the first is shown."""
+    """Return a scaled RGB image; unless there are three channels, only the first is shown."""
     pixels = image if image.dtype == np.uint8 else (image * 255).round().astype(np.uint8)
     shown = pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0]
     found = Image.fromarray(np.ascontiguousarray(shown)).convert("RGB")

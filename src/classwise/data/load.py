@@ -59,7 +59,8 @@ def source_of(spec: str, split: str) -> Source | Factory:
         raise InputError(f"data {spec!r}: expected a function or an object in the file, as in {spec}:make_data")
     if spec and Path(spec).is_dir():
         raise InputError(f"data {spec!r} is a folder: use folder:{spec}")
-    raise unknown("data set", spec, [*DATASETS, "folder:PATH", "parquet:PATH", "hf:org/name", "package.module:factory"])
+    others = ("folder:PATH", "parquet:PATH", "hf:org/name", "FILE.py:FACTORY", "package.module:factory")
+    raise unknown("data set", spec, [*DATASETS, *others])
 
 
 def prepare(
@@ -72,11 +73,14 @@ def prepare(
     """
     name = spec.partition(":")[0]
     if name not in DATASETS:
+        if name in ("folder", "parquet", "hf") or is_attribute_spec(spec):
+            raise InputError(f"{spec} needs no preparation: pass --data {spec} directly")
         raise unknown("data set", name, DATASETS)
     if folder is not None and DATASETS[name].hub is None:
         raise InputError(f"{name} comes with scikit-learn and is not read from a folder: leave out --from")
     if folder is not None and not folder.is_dir():
-        raise InputError(f"no such folder: {folder}")
+        problem = " is a file; expected a directory" if folder.exists() else ": no such directory"
+        raise InputError(f"{folder}{problem}")
     found: dict[str, ImageSet] = {}
     missing: list[str] = []
     for split in DATASETS[name].splits:

@@ -76,6 +76,8 @@ class HubParquet:
         folder = self.folder or (mirror / hub if mirror and hub else None)
         if folder is not None and folder.is_file():
             return [folder]
+        if hub is None and folder is not None and not folder.exists():
+            raise InputError(f"{self.name}: no such file or directory")
         found = find_shards(folder, self.card, self.split) if folder else []
         if found or hub is not None:
             return found or self._from_hub(str(hub))
@@ -179,7 +181,7 @@ class HubParquet:
             lambda folder: find_shards(folder, self.card, self.split),
             kind="dataset",
             owner=f"{self.name}: ",
-            hint=f"; offline, set CLASSWISE_DATA to a folder that contains {repository}"
+            hint=f"set CLASSWISE_DATA to a directory that contains {repository}"
             + (f", or run classwise data prepare {self.name} --from DIR" if self.card.classes else ""),
         )
 

@@ -97,7 +97,7 @@ class AttackParts:
                 return survived if self.reasons(verdicts, seed, warnings) else np.zeros_like(survived)
 
     def sample(self, verdicts: Verdicts, seed: int) -> tuple[Bools, Bools]:
-        """Return the examples of the audit: the nearest to the decision boundary, and those drawn at random."""
+        """Return two masks (N,): the audit examples nearest to the decision boundary, and those drawn at random."""
         survived, margins = verdicts.survived(self._audited[-1]), _largest_margins(verdicts, self._audited)
         return draw_sample(survived, verdicts.label, margins, verdicts.index, seed)
 

@@ -43,7 +43,11 @@ def folder_of(spec: str) -> Path:
     if not is_repository(repository) or (at and not revision):
         raise InputError(f"model {spec!r}: expected a directory, hf:org/name or hf:org/name@revision")
     return from_hub(
-        repository, FILES, lambda folder: folder if _is_complete(folder) else None, revision=revision or None
+        repository,
+        FILES,
+        lambda folder: folder if _is_complete(folder) else None,
+        revision=revision or None,
+        hint="pass hf:DIR with a local directory",
     )
 
 

@@ -37,7 +37,7 @@ LEVIT_GRID = 24
 
 
 def check_numbers(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a configuration with implausible numbers, for which transformers would allocate lists at once."""
+    """Refuse a configuration with numbers so large that transformers would allocate huge lists."""
     parts: list[tuple[str, Any]] = list(config.items())
     while parts:
         key, part = parts.pop()

@@ -63,7 +63,7 @@ class BAT(Objective):
     def perturb(
         self, model: nn.Module, x: Tensor, y: Tensor, controls: ClassControls, *, generator: Randomness = None
     ) -> Tensor:
-        """Return (2B, ...) images: all x_lc, then all x_fa."""
+        """Return images (2B, C, H, W): first all x_lc, then all x_fa."""
         if controls.targets is not None:
             raise InputError("objective 'bat' does not support policies that set targets")
         with self.attack.searching(AttackCall.under(controls, model, x, y, generator)) as problem:

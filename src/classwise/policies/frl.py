@@ -132,7 +132,7 @@ class FRLRemargin(FRLReweight):
 
 
 def weights(lam: Tensor, trained: Tensor) -> Tensor:
-    """Return K * w_k for the classes in training and 1 for the others (K,)."""
+    """Return class weights (K,): K * w_k for classes in the training set, 1 for the others."""
     lam = torch.where(trained, lam, 0.0)
     # K * (1/K + (1 - 1/K) * lam_k - 1/K * sum_{j != k} lam_j)
     raised = (1 + trained.sum() * lam - lam.sum()).clamp_min(0)

@@ -85,7 +85,7 @@ class Fit:
 
     @property
     def weight(self) -> float:
-        """Weight of the selected point; 0 for the unchanged model."""
+        """Weight of the worst class at the selected point; 0 for the unchanged model."""
         return self.selected.weight
 
 
@@ -213,6 +213,8 @@ def _reaching(fitting: CrossFit, start: Point, points: list[Point], floor: float
     above = [number for number, point in enumerate(points) if point.held_out.worst >= floor]
     if not above:
         top = max([start, *points], key=lambda point: point.held_out.worst).held_out
+        if top.worst < 0.0005:  # 0.0% as printed; held-out accuracies are smoothed
+            raise InputError("class biases cannot raise the worst class of this model above 0%")
         raise InputError(
             f"a floor of {100 * floor:g}% is not reachable by class biases: the highest worst class is "
             f"{100 * top.worst:.1f}%, with an average of {100 * top.average:.1f}% (cross-validated); pass a lower floor"

@@ -76,9 +76,10 @@ def fitting_images(
                 "train (accuracies on training images are too high)"
             )
     if named and split is None:
+        reason = "has no validation.json" if known else "was not trained on this data"
         raise InputError(
-            f"no validation images are known: {model} is not a run directory trained on this data. Pass the split to "
-            "fit to, as --split train (accuracies are too high on images that the model was trained on)"
+            f"{model} {'is not a run directory' if run is None else reason}, so it has no validation images here: "
+            "pass the split to fit to (--split train); accuracies on training images are too high"
         )
     index = _some(images, np.arange(len(images)), per_class, seed)
     if split is None:

@@ -1,4 +1,4 @@
-"""A whole repair: method, repaired run directory, test evaluation, report."""
+"""Run a repair: apply the method, write the run directory, evaluate on test images, report."""
 
 # N examples, K classes
 
@@ -51,7 +51,7 @@ class Origin:
 
     @property
     def named(self) -> dict[str, Any]:
-        """The description without the recipe."""
+        """Model description without the training recipe."""
         return {key: value for key, value in self.info.items() if key != "trained"}
 
 

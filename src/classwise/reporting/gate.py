@@ -71,8 +71,7 @@ def no_worse_than(comparison: ComparisonData, key: str, alpha: float) -> list[Ch
     count, so two equal models fail with a probability of at most ``alpha / 2`` for the average, ``alpha / 2`` for any
     class, and ``alpha`` in total.
     """
-    if not 0 < alpha < 1:
-        raise InputError(f"alpha must be between 0 and 1, got {alpha}")
+    check_level(alpha)
     if not comparison.paired:
         raise InputError("a paired test needs runs with the same examples: evaluate both on the same data")
     if key not in comparison.results:
@@ -91,6 +90,12 @@ def no_worse_than(comparison: ComparisonData, key: str, alpha: float) -> list[Ch
         )
         for name, change in [("average", row.change), *((f"class {part.name}", part) for part in row.changes)]
     ]
+
+
+def check_level(alpha: float) -> None:
+    """Require a significance level between 0 and 1."""
+    if not 0 < alpha < 1:
+        raise InputError(f"alpha must be between 0 and 1, got {alpha:g}")
 
 
 def no_findings(report: ReportData, severity: str) -> list[Check]:
@@ -158,7 +163,8 @@ def _measured(report: ReportData, key: str, what: str | int) -> tuple[str, float
 
 def _by_label(report: ReportData, demands: Sequence[str]) -> list[tuple[int, float]]:
     """Return labels and limits from texts such as ``cat=30``. A name takes precedence over an equal label."""
-    classes, found = report.dataset.classes, []
+    classes = report.dataset.classes
+    found: list[tuple[int, float]] = []
     for demand in demands:
         name, equals, text = demand.rpartition("=")
         try:
@@ -176,5 +182,7 @@ def _by_label(report: ReportData, demands: Sequence[str]) -> list[tuple[int, flo
             close = difflib.get_close_matches(name, classes, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise InputError(f"unknown class {name!r}: {hint}expected a name or a label from 0 to {len(classes) - 1}")
+        if labels[0] in dict(found):
+            raise InputError(f"class {name} is given twice: pass one limit for each class")
         found.append((labels[0], limit))
     return found

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from classwise.core.errors import InputError
+from classwise.core.errors import InputError, unknown
 from classwise.reporting.estimates import Interval, rounded, rounded_rho
 from classwise.reporting.formatting import ABSENT
 from classwise.reporting.part import Part
@@ -76,7 +76,7 @@ def find_runs(places: Sequence[str | Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for place in map(Path, places):
         if not place.exists():
-            raise InputError(f"no such directory: {place}")
+            raise InputError(f"{place}: no such directory")
         here = sorted(file.parent for file in place.rglob("report.json") if not _is_original(file.parent))
         if not here:
             raise InputError(f"{place} contains no report.json: evaluate a model first")
@@ -99,6 +99,8 @@ def leaderboard(reports: Sequence[ReportData], *, baseline: str = BASELINE) -> L
         for numbers in groups.values()
         for key in reports[numbers[0]].results
     ]
+    if baseline != BASELINE and not any(entry.baseline for entry in entries):
+        raise unknown("baseline method", baseline, {entry.method for entry in entries} - {ABSENT})
     entries = [_against(entry, entries) for entry in entries]
     entries.sort(key=lambda entry: (-(entry.worst.value or 0.0), -(entry.average.value or 0.0), entry.model))
     return Leaderboard(baseline=baseline, entries=entries)

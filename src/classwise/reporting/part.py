@@ -7,6 +7,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from classwise.config.spec import first_line
 from classwise.core.errors import InputError
 from classwise.storage.files import read_json
 
@@ -17,10 +18,14 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, populate_by_name=True, ser_json_inf_nan="null")
 
     @classmethod
-    def read(cls, file: Path, what: str) -> Self:
-        """Read a JSON file; ``what``: its content, for the error message."""
+    def read(cls, file: Path, what: str, remedy: str = "evaluate the model again") -> Self:
+        """Read a JSON file; ``what`` it should contain and the ``remedy`` if it does not are for the error message."""
         try:
             return cls.model_validate(read_json(file))
         except ValidationError as error:
-            where = ".".join(str(part) for part in error.errors()[0]["loc"])
-            raise InputError(f"{file} is not {what}: {where}: {error.errors()[0]['msg']}") from None
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            problem = f"the key {key!r} is missing" if first["type"] == "missing" else f"{key}: {first_line(error)}"
+            raise InputError(f"{file} is not {what}: {problem}; {remedy}") from None
+        except InputError as error:
+            raise InputError(f"{error}; {remedy}") from None

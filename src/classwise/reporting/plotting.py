@@ -129,9 +129,9 @@ def inline(
     titles: Mapping[str, str],
     alternatives: Mapping[str, str],
 ) -> Markup:
-    """Return a drawing for a page.
+    """Return an SVG drawing; narrow screens show the first of two ``widths``, other screens the second.
 
-    Of two ``widths``, phones show the first and other screens the second. ``titles``: tooltips by id.
+    ``titles``: tooltips by id.
     ``alternatives``: other texts by id, which the page shows instead if it is switched.
     """
     alt = printable(alt)

@@ -150,11 +150,11 @@ class RepairReport(Part):
         return str(self.model.get("name", "model"))
 
     def to_json(self, path: str | Path) -> None:
-        """Write ``repair.json``."""
+        """Write the report to a JSON file."""
         write_json(Path(path), self.model_dump(mode="json", by_alias=True))
 
     def to_html(self, path: str | Path) -> None:
-        """Write the page."""
+        """Write the report to a self-contained HTML page."""
         page = answers_page(f"Repair of {self.original_name}", f"method {self.method}", {"repair": self})
         write_text(Path(path), page)
 
@@ -324,7 +324,7 @@ def load_repair(path: str | Path) -> RepairReport:
     file = path / "repair.json" if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"{path} is not the directory of a repair: it holds no repair.json")
-    return RepairReport.read(file, "a repair")
+    return RepairReport.read(file, "a classwise repair", "repair the model again")
 
 
 _CLASSES: dict[str, Callable[[ClassOutcome], str]] = {

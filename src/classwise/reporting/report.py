@@ -49,10 +49,15 @@ def load_report(path: str | Path) -> ClassReport:
     file = path / "report.json" if path.is_dir() else path
     if not file.exists():
         raise InputError(f"{path} contains no report.json: evaluate the model first")
-    report = ClassReport.read(file, "a report")
+    report = ClassReport.read(file, "a classwise report")
     table = file.parent / "verdicts.parquet"
     if table.exists():
-        report._verdicts = Verdicts.load(table)[0]
+        verdicts, n = Verdicts.load(table)[0], report.dataset.n
+        if len(verdicts) != n:
+            raise InputError(
+                f"{table} has {len(verdicts)} rows but {file.name} has {n} examples: evaluate the model again"
+            )
+        report._verdicts = verdicts
     shown = file.parent / "examples.json"
     if shown.exists():
         report.keep_examples(BrokenExamples.read(shown, "a gallery"))

@@ -33,7 +33,7 @@ MOST_CONFUSED, MANY_CONFUSED = 5, 20
 
 
 def report_page(report: ReportData) -> str:
-    """Return the page: one file that needs no network."""
+    """Return the self-contained HTML page of a report."""
     attacks = [key for key in report.results if key not in (NATURAL, WORST_CASE)]
     keys = list(dict.fromkeys([report.strongest, *attacks]))
     examples = report.examples

@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 
 
 class Cell(str):
-    """The text of a cell with its look."""
+    """Text of a table cell with its formatting."""
 
     small: str = ""
     """A smaller text beside or below it."""

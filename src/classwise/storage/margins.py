@@ -69,7 +69,7 @@ class Margins:
 
     @property
     def without_attack(self) -> Matrix:
-        """(N, K) margins of the natural logits; infinite in the column of the label."""
+        """Return the margins (N, K) of the natural logits; infinite in the column of the label."""
         rows = np.arange(len(self))
         margins = self.natural[rows, self.label][:, None] - self.natural
         margins[rows, self.label] = np.inf

@@ -156,6 +156,8 @@ class Verdicts:
     @classmethod
     def load(cls, path: Path) -> tuple[Verdicts, str]:
         """Read a table and its fingerprint; raises InputError if it is missing or damaged."""
+        if path.is_dir():
+            raise InputError(f"{path} is a directory: expected a file")
         try:
             table = pq.read_table(path)
             columns = {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
@@ -183,7 +185,11 @@ class Verdicts:
             )
         except FileNotFoundError:
             raise InputError(f"no such file: {path}") from None
-        except (pa.ArrowInvalid, OSError, KeyError, TypeError, ValueError) as error:
+        except PermissionError:
+            raise InputError(f"{path} cannot be read: permission denied") from None
+        except (pa.ArrowInvalid, OSError):
+            raise InputError(f"{path} is damaged or not a parquet file; evaluate the model again") from None
+        except (KeyError, TypeError, ValueError) as error:
             reason = f"column {error} is missing" if isinstance(error, KeyError) else one_line(error, 160)
-            raise InputError(f"{path} is not a table of verdicts: {reason}") from None
+            raise InputError(f"{path} is not a table of verdicts: {reason}; evaluate the model again") from None
         return verdicts, metadata.get(b"classwise.fingerprint", b"").decode()

@@ -41,7 +41,7 @@ class Average:
         """Update the average after a training step."""
 
     def on_epoch(self, model: nn.Module, val: ClassStats) -> None:
-        """Update the average after an epoch with these statistics."""
+        """Update the average after an epoch with the validation statistics."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

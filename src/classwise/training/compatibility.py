@@ -57,7 +57,7 @@ def conflict(policy: Policy | type[Policy], objective: Objective) -> str | None:
         untargeted = kl if objective.supports_targets else "the objective's own attack does not support targets"
         return f"it needs a targeted training attack, and {untargeted}"
     if controls and not controls & used:
-        return f"it sets {', '.join(policy.turns)}, which has no effect on this objective"
+        return f"it sets {' and '.join(policy.turns)}, which this objective does not use"
     return None
 
 

@@ -148,7 +148,7 @@ def _with_norms(model: nn.Module, replace: Callable[[nn.modules.batchnorm._Batch
 
 
 def _view(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Module]]:
-    """Return a copy of the modules on the same tensors, and its submodules by name."""
+    """Return a copy of the modules that shares their tensors, and its submodules by name."""
     view = copy.deepcopy(model)
     for copied, original in zip(view.modules(), model.modules(), strict=True):
         copied._parameters, copied._buffers = original._parameters, original._buffers

@@ -247,7 +247,8 @@ def _check_recipe(recipe: Recipe, objective: Objective, policy: Policy) -> None:
         if needed and not recipe.validation_per_class:
             raise InputError(f"{name} needs validation images: set validation_per_class to more than 0")
     if (reason := conflict(policy, objective)) is not None:
-        raise InputError(f"policy {recipe.policy['name']!r} on objective {recipe.objective['name']!r}: {reason}")
+        both = f"policy {recipe.policy['name']!r} cannot be combined with objective {recipe.objective['name']!r}"
+        raise InputError(f"{both}: {reason}; see classwise list methods")
     if recipe.fawa is not None and recipe.ema:
         raise InputError("fawa and ema both average the weights: set only one")
     if policy.fine_tunes and recipe.start is None:

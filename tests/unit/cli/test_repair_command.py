@@ -125,7 +125,7 @@ def load_report_of_start(run: Path, out: Path) -> float:
         (["--data", "digits", "--method", "baias"], "did you mean 'bias'"),
         (["--data", "digits", "--method", "head-sam:rho=x"], "rho"),
         (["--data", "digits", "--targets", "0"], "targets must be between 1 and 9, got 0"),
-        (["--data", "digits", "--per-class", "3"], "has 3 fitting images: at least 10 of each class are required"),
+        (["--data", "digits", "--per-class", "3"], "at least 10 fitting images of each class, got per_class = 3"),
         (["--data", "digits", "--attack", "pgdd"], "did you mean 'pgd'"),
         (["--data", "digits", "--eps", "8"], "did you mean 8/255"),
         (["--data", "digitz"], "did you mean 'digits'"),
@@ -143,7 +143,7 @@ def test_unrepairable_models_are_refused(run: Path, tmp_path: Path) -> None:
     assert "no such run directory" in error("repair", "runs/gone", "--data", "digits", "--split", "train", *out)
     assert "without weights" in error("repair", "digits-cnn", "--data", "digits", "--split", "train", *out)
     weights = ["--weights", run / "checkpoints" / "best.safetensors"]
-    assert "no validation images are known" in error("repair", "digits-cnn", "--data", "digits", *weights, *out)
+    assert "is not a run directory, so it has" in error("repair", "digits-cnn", "--data", "digits", *weights, *out)
     assert "'runs/gone': no such run directory" in error("repair", "runs/gone", "--data", "digits", *out)
     assert "did you mean 'digits-cnn'" in error("repair", "digits-cn", "--data", "digits", *out)
     (tmp_path / "mine.py").write_text(

@@ -16,9 +16,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["evaluate", "--modl", "x"], "No such option: --modl"),
-        (["evaluate", "--data", "digits"], "--model"),
-        (["nonsense"], "nonsense"),
+        (["evaluate", "--per-clas", "3"], "unknown option '--per-clas': did you mean '--per-class'? See "),
+        (["evaluate", "--nonsense", "3"], "unknown option '--nonsense'; see "),
+        (["evaluate", "--data", "digits"], "missing option '--model'; see "),
+        (["evaluate", "--per-class"], "option '--per-class' requires an argument; see "),
+        (["evalute"], "unknown command 'evalute': did you mean 'evaluate'? See "),
+        (["nonsense"], "unknown command 'nonsense'; see "),
         (["check", "somewhere", "--min-worst", "many"], "--min-worst"),
         (["check", "somewhere", "--min-worst", "3"], "no such run directory: somewhere"),
     ],

@@ -42,7 +42,6 @@ REGISTRY = {"pgd": Pgd, "net": net, "plain": Plain}
     ("text", "name", "options"),
     [
         ("pgd", "pgd", {}),
-        ("pgd:", "pgd", {}),
         ("pgd:steps=100,step_size=0.003", "pgd", {"steps": "100", "step_size": "0.003"}),
         ("  pgd : steps = 5 , start = zero ", "pgd", {"steps": "5", "start": "zero"}),
         ("net:name=a=b", "net", {"name": "a=b"}),
@@ -115,6 +114,8 @@ def test_build_converts_to_the_declared_types():
             "unknown setting of attack 'pgd': 'stpes': did you mean 'steps'? "
             "(known: milestones, start, step_size, steps, targeted)",
         ),
+        ("pgd:", "no settings after ':' in 'pgd:': add settings as key=value, or omit ':'"),
+        ("bare:eta=1", "attack 'bare' has no settings, got 'eta'"),
         ("pgd:steps=0", "steps must be at least 1, got 0"),
         ("pgd:step_size=8/0", "attack 'pgd': step_size = '8/0': '8/0' is not a number like 0.03 or 8/255"),
         ("pgd:step_size=nan", "attack 'pgd': step_size = 'nan': must be a finite number"),
@@ -123,7 +124,7 @@ def test_build_converts_to_the_declared_types():
 )
 def test_build_errors(given_spec, complaint):
     with pytest.raises(InputError) as caught:
-        build("attack", REGISTRY, given_spec)
+        build("attack", REGISTRY | ({"bare": object} if given_spec.startswith("bare") else {}), given_spec)
     assert str(caught.value) == complaint
 
 

@@ -62,8 +62,12 @@ def test_info_of_digits_is_a_table():
         (["info", "cifar1"], "unknown data set 'cifar1'"),
         (["info", "digits", "--split", "val"], "unknown split of digits 'val'"),
         (["info", "digits:only=11"], "digits has no class '11'"),
-        (["prepare", "folder:/tmp"], "unknown data set 'folder'"),
-        (["prepare", "cifar10", "--from", "/nowhere"], "no such folder: /nowhere"),
+        (["prepare", "folder:/tmp"], "folder:/tmp needs no preparation: pass --data folder:/tmp directly"),
+        (["prepare", "mine.py:make"], "mine.py:make needs no preparation: pass --data mine.py:make directly"),
+        (["prepare", "foldr:/tmp"], "unknown data set 'foldr'"),
+        (["prepare", "cifar10", "--from", "/nowhere"], "/nowhere: no such directory"),
+        (["prepare", "cifar10", "--from", __file__], f"{__file__} is a file; expected a directory"),
+        (["info", "parquet:nope.parquet"], "parquet:nope.parquet: no such file or directory"),
     ],
 )
 def test_errors_are_one_line(words, message):

@@ -141,8 +141,8 @@ def test_settings_have_separate_cache_entries(cache):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("cifar10:without=cats", "cifar10 has no class 'cats': did you mean 'cat'?"),
-        ("cifar10:only=10", "cifar10 has no class '10': (expected a class name or a number in 0..9)"),
+        ("cifar10:without=cats", "'cats': did you mean 'cat'? expected a class name or a label from 0 to 9"),
+        ("cifar10:only=10", "cifar10 has no class '10'; expected a class name or a label from 0 to 9"),
         ("cifar10:only=-1", "cifar10 has no class '-1'"),
         ("cifar10:only=cat,without=cat", "cifar10: no class is left"),
         ("cifar10:onyl=cat", "unknown setting of data 'cifar10': 'onyl': did you mean 'only'?"),

@@ -49,7 +49,7 @@ def test_download(hub, tmp_path):
     train, again, absent, test = run_beside(SCRIPT, address, tmp_path / "hub")
     assert (train, again, test) == ("[0, 1]", "2", "[0]")
     assert absent.startswith("absent: cannot download org/absent from the Hugging Face hub: ")
-    assert "set CLASSWISE_DATA to a folder that contains org/absent, or run classwise data prepare" in absent
+    assert "set CLASSWISE_DATA to a directory that contains org/absent, or run classwise data prepare" in absent
     fetched = sorted(line.rpartition("/")[2] for line in asked if line.startswith("GET /datasets/"))
     assert fetched == [
         "test-00000-of-00001.parquet",

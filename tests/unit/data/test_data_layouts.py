@@ -513,8 +513,8 @@ def test_prepare_errors(tmp_path, cache):
         return str(caught.value)
 
     assert "contains no cifar10 (train) in a known layout" in said("cifar10", tmp_path)
-    assert "no such folder" in said("cifar10", tmp_path / "none")
-    assert "unknown data set 'folder'" in said("folder:x=1", tmp_path)
+    assert said("cifar10", tmp_path / "none") == f"{tmp_path / 'none'}: no such directory"
+    assert "folder:x=1 needs no preparation" in said("folder:x=1", tmp_path)
     assert "comes with scikit-learn" in said("digits", tmp_path)
     assert not (cache / "from").exists()
     imagenet(tmp_path, {"val/n01440764": [(300, 300)]})

@@ -191,6 +191,7 @@ def test_specs(tmp_path):
     assert "no such folder" in complaint("folder:nowhere")
     assert "unknown data set 'folder:'" in complaint("folder:")
     assert "unknown data set ''" in complaint("")
+    assert "FILE.py:FACTORY" in complaint("cifar01")
 
 
 def test_named_data_sets_are_cached(cache):

@@ -285,7 +285,7 @@ def test_targeting_does_not_synchronize_with_the_host() -> None:
         (
             "digits/trades",
             {"policy": "fair-tat"},
-            "on objective 'trades': it needs a targeted training attack",
+            "cannot be combined with objective 'trades': it needs a targeted training attack",
         ),
         ("digits/trades", {"policy": "targeted:aim=3"}, "set loss to ce, margin or dlr in the recipe's attack table"),
         (

@@ -247,6 +247,13 @@ def test_unreachable_floor_names_the_highest_value() -> None:
     fit(margins, floor=top.worst - 1e-3)
 
 
+def test_a_worst_class_that_biases_cannot_raise() -> None:
+    margins = table([-8.0, 1.2, 1.2, 1.2], 40)
+    with pytest.raises(InputError) as caught:
+        fit(margins, floor=0.5)
+    assert str(caught.value) == "class biases cannot raise the worst class of this model above 0%"
+
+
 # -- what is refused --------------------------------------------------------------------------------------
 
 

@@ -372,7 +372,7 @@ def test_a_wrapped_model_is_saved_and_loads_back(hypersphere: Path, root: Path) 
 
 
 def test_a_repaired_model_is_repaired_again(fixed: Path, root: Path) -> None:
-    assert "no validation images are known" in complaint(fixed, "digits", **QUICK)
+    assert ", so it has no validation images here: pass the split" in complaint(fixed, "digits", **QUICK)
     found = cw.repair(fixed, "digits", split="train", out=root / "fixed-twice", evaluate=False, **QUICK)
     x, _ = pixels("test", 3)
     expected = logits(load_model(str(fixed)), x) + torch.tensor(found.biases)
@@ -489,13 +489,13 @@ def test_finished_repair_is_not_overwritten(run: Path, straight: Path) -> None:
         ({"split": "test"}, "split 'test' is reserved for the test evaluation"),
         ({"rule": "wurst"}, "did you mean 'worst'"),
         ({"method": "biases"}, "did you mean 'bias'"),
-        ({"method": "bias:width=3"}, "unknown setting of repair method 'bias'"),
+        ({"method": "bias:width=3"}, "repair method 'bias' has no settings, got 'width'"),
         ({"floor": 0}, "the floor is a percentage from 1 to below 100, got 0"),
         ({"floor": 100}, "the floor is a percentage from 1 to below 100, got 100"),
         ({"floor": -5}, "from 1 to below 100, got -5"),
         ({"floor": 99.9}, "a floor of 99.9% is not reachable by class biases: the highest worst class is"),
         ({"per_class": 0}, "per_class must be at least 1, got 0"),
-        ({"per_class": 5}, "has 5 fitting images: at least 10 of each class are required"),
+        ({"per_class": 5}, "got per_class = 5; increase per_class or omit it"),
         ({"targets": 10}, "targets must be between 1 and 9, got 10"),
         ({"eps": 8}, "did you mean 8/255"),
         ({"norm": "L1"}, "norm"),
@@ -531,11 +531,16 @@ def test_test_images_must_not_be_fitting_images(run: Path) -> None:
 def test_a_model_of_unknown_training_needs_a_split(run: Path, tmp_path: Path) -> None:
     weights = run / "checkpoints" / "best.safetensors"
     said = complaint("digits-cnn", "digits", weights=weights, evaluate=False)
-    assert "no validation images are known: 'digits-cnn' is not a run directory trained on this data" in said
+    assert said == (
+        "'digits-cnn' is not a run directory, so it has no validation images here: pass the split to fit to "
+        "(--split train); accuracies on training images are too high"
+    )
+    assert "architecture without weights" in complaint("digits-cnn", "digits", evaluate=False)
     other = tmp_path / "other"
     shutil.copytree(run, other)
     (other / "validation.json").unlink()
-    assert "no validation images are known" in complaint(other, "digits", evaluate=False)
+    assert "has no validation.json, so it has no validation images here" in complaint(other, "digits", evaluate=False)
+    assert f"{str(run)!r} was not trained on this data, so" in complaint(run, "digits:only=1+2", evaluate=False)
 
 
 def test_run_without_validation_images_is_refused(run: Path, tmp_path: Path) -> None:

@@ -176,7 +176,10 @@ def test_invalid_class_limits(report, demand, message):
 def test_a_name_goes_before_a_label_and_may_hold_an_equals_sign():
     held = np.arange(30) % 10 < np.repeat([1, 5, 9], 10)
     odd = make_report(held, np.repeat([0, 1, 2], 10), classes=["2", "a=b", "2x"])
-    assert [check.value for check in thresholds(odd, "pgd", min_class=["2=0", "a=b=0", "1=0"])] == [10, 50, 50]
+    assert [check.value for check in thresholds(odd, "pgd", min_class=["2=0", "a=b=0"])] == [10, 50]
+    assert [check.value for check in thresholds(odd, "pgd", min_class=["1=0"])] == [50]
+    with pytest.raises(InputError, match="class 1 is given twice: pass one limit for each class"):
+        thresholds(odd, "pgd", min_class=["a=b=5", "1=6"])
     twice = make_report(held, np.repeat([0, 1, 2], 10), classes=["cat", "cat", "dog"])
     with pytest.raises(InputError, match=r"2 classes are named 'cat': use one of the labels \[0, 1\]"):
         thresholds(twice, "pgd", min_class=["cat=3"])

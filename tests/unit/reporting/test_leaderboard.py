@@ -105,6 +105,15 @@ def test_entries_begin_with_the_highest_worst_class() -> None:
     assert worst == sorted(worst, reverse=True)
 
 
+def test_unknown_baseline_method_is_refused() -> None:
+    reports = [make_report([60, 20, 70], method="wat"), make_report([60, 40, 70], method="faal")]
+    known = sorted({entry.method for entry in leaderboard(reports).entries})
+    assert len(known) == 2
+    with pytest.raises(InputError) as caught:
+        leaderboard(reports, baseline="foo")
+    assert str(caught.value) == f"unknown baseline method 'foo' (known: {', '.join(known)})"
+
+
 def test_cards_have_the_keys_of_robustbench_and_the_classes() -> None:
     plain, full = robustbench([make_report([50, 20, 60]), make_report([50, 20, 60], attack="autoattack")])
     assert (plain["clean_acc"], plain["dataset"], plain["eps"], plain["threat_model"]) == (
@@ -148,7 +157,7 @@ def test_runs_are_found_below_a_folder_once(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"contains no report\.json"):
         find_runs([tmp_path / "empty"])
-    with pytest.raises(InputError, match="no such directory"):
+    with pytest.raises(InputError, match="nowhere: no such directory"):
         find_runs([tmp_path / "nowhere"])
 
 
@@ -176,6 +185,8 @@ def test_invalid_training_record_is_treated_as_unknown(tmp_path: Path) -> None:
     save(report, tmp_path / "run")
     entry = leaderboard([load_report(tmp_path / "run")]).entries[0]
     assert (entry.method, entry.model, entry.architecture) == ("–", "x", "resnet18")
-    write_json(tmp_path / "run/report.json", {"schema": "other"})
-    with pytest.raises(InputError, match="is not a report"):
+    write_json(tmp_path / "run/report.json", {"dataset": {}})
+    with pytest.raises(
+        InputError, match="is not a classwise report: the key 'schema' is missing; evaluate the model again"
+    ):
         load_report(tmp_path / "run")

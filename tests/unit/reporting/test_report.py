@@ -207,9 +207,9 @@ def test_missing_report(tmp_path):
     [
         (lambda text: text[: len(text) // 2], "is not readable JSON"),
         (lambda text: "", "is not readable JSON"),
-        (lambda text: "[]", "is not a report"),
+        (lambda text: "[]", "is not a classwise report"),
         (lambda text: text.replace("classwise/report/1", "classwise/report/9"), "schema"),
-        (lambda text: text.replace('"threat"', '"thread"'), "threat: Field required"),
+        (lambda text: text.replace('"threat"', '"thread"'), "the key 'threat' is missing"),
         (lambda text: text.replace('"split": "test"', '"split": 7'), "dataset.split"),
         (lambda text: text.replace('"cv": ', '"cv": "much", "was": '), "results.natural.cv"),
     ],
@@ -222,6 +222,7 @@ def test_damaged_report(report, tmp_path, damage, complaint):
     message = refused(tmp_path)
     assert str(path) in message
     assert complaint in message
+    assert message.endswith("; evaluate the model again")
 
 
 def test_binary_report_and_damaged_verdicts(report, tmp_path):
@@ -231,4 +232,12 @@ def test_binary_report_and_damaged_verdicts(report, tmp_path):
 
     report.to_json(path)
     (tmp_path / "verdicts.parquet").write_bytes(b"PAR1")
-    assert "is not a table of verdicts" in refused(tmp_path)
+    assert refused(tmp_path).endswith("verdicts.parquet is damaged or not a parquet file; evaluate the model again")
+
+
+def test_verdicts_of_other_examples(report, verdicts, tmp_path):
+    report.to_json(tmp_path / "report.json")
+    table, n = tmp_path / "verdicts.parquet", report.dataset.n
+    verdicts.take(np.arange(n - 1)).save(table, "f00d")
+    wanted = f"{table} has {n - 1} rows but report.json has {n} examples: evaluate the model again"
+    assert refused(tmp_path) == wanted

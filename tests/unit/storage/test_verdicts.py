@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -170,7 +172,19 @@ def test_truncated_file(small, tmp_path, keep):
     small.save(path, "f00d")
     content = path.read_bytes()
     path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
-    assert "is not a table of verdicts" in refused(path)
+    assert refused(path) == f"{path} is damaged or not a parquet file; evaluate the model again"
+
+
+def test_directory(tmp_path):
+    assert refused(tmp_path) == f"{tmp_path} is a directory: expected a file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_file_without_permission(small, tmp_path):
+    path = tmp_path / "verdicts.parquet"
+    small.save(path, "f00d")
+    path.chmod(0)
+    assert refused(path) == f"{path} cannot be read: permission denied"
 
 
 @pytest.mark.parametrize("column", ["index", "label", "natural"])
@@ -178,7 +192,7 @@ def test_missing_column_is_named(small, tmp_path, column):
     path = tmp_path / "verdicts.parquet"
     small.save(path, "f00d")
     pq.write_table(pq.read_table(path).drop_columns([column]), path)
-    assert refused(path).endswith(f"column {column!r} is missing")
+    assert refused(path).endswith(f"column {column!r} is missing; evaluate the model again")
 
 
 def test_column_of_strings(small, tmp_path):

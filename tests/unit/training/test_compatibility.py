@@ -50,8 +50,9 @@ def test_uniform_and_wat_work_on_every_objective(objective: Objective) -> None:
 
 
 def test_conflicts_have_a_reason() -> None:
-    assert conflict(POLICIES["beta-vector"], Standard()) == (
-        "it sets beta_scale, which has no effect on this objective"
+    assert conflict(POLICIES["beta-vector"], Standard()) == "it sets beta_scale, which this objective does not use"
+    assert conflict(POLICIES["absld"], Trades()) == (
+        "it sets temperature_nat and temperature_adv, which this objective does not use"
     )
     assert "needs a training attack" in str(conflict(POLICIES["faal"], Standard()))
     assert "does not support targets: set loss to" in str(conflict(POLICIES["fair-tat"], Trades()))

@@ -180,7 +180,7 @@ def test_validation_images_are_those_of_the_phase(tmp_path: Path, recipe: dict[s
         ({"augment": {"part": 0.3, "size": 9}}, "size = 9 is larger than the images of FILE:small (8 pixels)"),
         ({"augment": {"part": 0.3, "crop": 2}}, "augment.crop and augment.part are mutually exclusive"),
         ({"augment": {"part": 1.5}}, "augment.part = 1.5"),
-        ({"phases": [{"batch_size": 4}]}, "phases.0.epochs is missing"),
+        ({"phases": [{"batch_size": 4}]}, "the key 'phases.0.epochs' is required"),
         ({"phases": [{"epochs": 0}]}, "phases.0.epochs"),
         ({"phases": [{"epochs": 1}, {"epochs": 3, "data": "FILE:fewer"}]}, "phase 2 has different examples"),
         ({"phases": [{"epochs": 1}, {"epochs": 3, "data": "digits"}]}, "phase 2 has different examples"),

@@ -82,7 +82,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field("unnamed", description="name of the run")
-    data: DataChoice
+    data: DataChoice = Field(description='data set name, e.g. data = "digits"')
     model: Table = Field(description="architecture name, or FILE.py:FACTORY")
     objective: Table = Field(description="training objective")
     policy: Table = Field({"name": "uniform"}, description="class-wise method")
@@ -92,7 +92,7 @@ class Recipe(BaseModel):
     validation_attack: Table = Field(
         {"name": "pgd", "steps": 10}, description="attack that measures validation accuracy"
     )
-    epochs: int = Field(ge=1)
+    epochs: int = Field(ge=1, description="number of passes over the training images")
     batch_size: int = Field(128, ge=1)
     phases: list[PhaseChoice] = Field([], description="consecutive epochs with images of different sizes")
     start: str | None = Field(None, description="run directory or weights file of the initial weights")
@@ -210,8 +210,8 @@ def _find(recipe: str | Path) -> Path:
         return given
     if str(recipe) not in recipe_names():
         close = difflib.get_close_matches(str(recipe), recipe_names(), n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise InputError(f"unknown recipe {str(recipe)!r}: {hint}See classwise list recipes, or pass a .toml file")
+        hint = f": did you mean {close[0]!r}? See" if close else "; see"
+        raise InputError(f"unknown recipe {str(recipe)!r}{hint} classwise list recipes, or pass a .toml file")
     return Path(str(files(__package__))) / f"{recipe}.toml"
 
 
@@ -257,8 +257,10 @@ def _explain(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return str(unknown("key", str(first["loc"][-1]), known))
     if first["type"] == "missing":
-        return f"{key} is missing: {known[str(first['loc'][-1])].description or 'required'}"
-    return f"{key} = {first['input']!r:.80}: {first_line(error)}"
+        description = known[str(first["loc"][-1])].description
+        return f"the key {key!r} is required{f' ({description})' if description else ''}"
+    message = first_line(error)
+    return message if message.startswith(f"{key} ") else f"{key} = {first['input']!r:.80}: {message}"
 
 
 def repaired_recipe(trained: Mapping[str, Any], method: str, choice: str | None) -> dict[str, Any]:

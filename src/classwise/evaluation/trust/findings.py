@@ -1,8 +1,8 @@
 """Derive the findings of the trust checks from the probes and the verdicts.
 
-A probe may fail on single images of any model. Each rule therefore allows a small fraction of such images and reports a
-finding if more are seen than that explains: by an exact binomial test at ``LEVEL`` over all images together, and in
-single classes with the level divided by their number.
+A probe may fail on single images of any model. Each rule tolerates a small fraction of such images and reports a
+finding if significantly more occur: by an exact binomial test at ``LEVEL`` over all images together, and in single
+classes with the level divided by their number.
 """
 
 # N examples
