@@ -187,6 +187,7 @@ def test_specs(tmp_path):
     assert "unknown data set 'cifar01': did you mean 'cifar10'?" in complaint("cifar01")
     assert "unknown split of cifar10 'validation'" in complaint("cifar10", split="validation")
     assert "(known: test, train)" in complaint("digits", split="validation")
+    assert complaint("digits", split=3) == "split must be a string such as 'test', got 3"
     assert complaint(str(tmp_path)) == f"data {str(tmp_path)!r} is a folder: use folder:{tmp_path}"
     assert "no such folder" in complaint("folder:nowhere")
     assert "unknown data set 'folder:'" in complaint("folder:")

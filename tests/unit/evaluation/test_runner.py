@@ -286,6 +286,13 @@ def test_invalid_models_and_attacks_are_refused(model: nn.Module) -> None:
     for wrong in (PGD, 3, None):
         with pytest.raises(InputError, match="is not an attack: expected a spec like"):
             cw.evaluate(model, "digits", attacks=[wrong], eps=EPS)  # type: ignore[list-item]
+    for wrong, kind in ((model.state_dict(), "OrderedDict"), (None, "NoneType"), (lambda x: x, "function")):
+        with pytest.raises(InputError, match=f"^model has type {kind}; expected a torch.nn.Module, a run directory or"):
+            cw.evaluate(wrong, "digits")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^model is the class Hollow; pass an instance: Hollow\(\.\.\.\)$"):
+        cw.evaluate(Hollow, "digits")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^unknown device 'gpu'; expected cpu, cuda or cuda:N$"):
+        cw.evaluate(model, "digits", device="gpu")
     with pytest.raises(InputError, match="weights apply to a model spec"):
         cw.evaluate(model, "digits", weights="some.pt")
     with pytest.raises(InputError, match="is given twice"):
