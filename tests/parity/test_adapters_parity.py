@@ -347,7 +347,7 @@ def test_the_stated_threat_is_recognized(case: Case, library: Any) -> None:
     with pytest.raises(InputError, match=f"^{case.name} has norm = "):
         attack.within(Threat.parse(EPS, "L2" if case.norm == "Linf" else "Linf"))
     if case.stated is not None:
-        with pytest.raises(InputError, match=f"^{case.name} has eps = {case.stated}, but 4/255 is set elsewhere"):
+        with pytest.raises(InputError, match=f"'{case.name}' sets eps = {case.stated}, but runs with eps = 4/255"):
             attack.within(Threat.parse("4/255", case.norm))
 
 
