@@ -50,6 +50,7 @@ def resolve_model(
         if weights is not None:
             raise InputError("weights apply to a model spec, not to a module: load them into the module first")
         if device is not None and not _same_device(parse_device(device), device_of(model)):
+            pick_device(device)  # raises if it is not available
             raise InputError(f"the model is on {device_of(model)}, not on {device}: move it there, or pass a spec")
         return model, None
     found = run_directory(str(model))

@@ -296,6 +296,8 @@ def test_invalid_models_and_attacks_are_refused(model: nn.Module) -> None:
         cw.evaluate(Hollow, "digits")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"^unknown device 'gpu'; expected cpu, cuda or cuda:N$"):
         cw.evaluate(model, "digits", device="gpu")
+    with pytest.raises(InputError, match=r"^device 'meta' is not available: "):
+        cw.evaluate(model, "digits", device="meta")
     with pytest.raises(InputError, match="weights apply to a model spec"):
         cw.evaluate(model, "digits", weights="some.pt")
     with pytest.raises(InputError, match="is given twice"):
