@@ -2,7 +2,7 @@
 
 >>> import classwise as cw
 >>> sorted(cw.__all__)[:4]
-['ClassReport', 'Comparison', 'analysis', 'attacks']
+['ClassReport', 'Comparison', 'InputError', 'analysis']
 
 Names are loaded when first used, so reading a report does not wait for torch.
 """
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from classwise.api.repair import repair
     from classwise.api.train import train, train_together
     from classwise.config import recipes
+    from classwise.core.errors import InputError
     from classwise.reporting import ClassReport, Comparison, compare, load_report
 
 __version__ = "0.1.0"
@@ -31,12 +32,14 @@ _HOMES = {
     "load_report": "classwise.reporting",
     "ClassReport": "classwise.reporting",
     "Comparison": "classwise.reporting",
+    "InputError": "classwise.core.errors",
 }
 _PACKAGES = {"recipes": "classwise.config.recipes"}
 
 __all__ = [
     "ClassReport",
     "Comparison",
+    "InputError",
     "analysis",
     "attacks",
     "compare",

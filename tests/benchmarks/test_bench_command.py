@@ -131,13 +131,13 @@ BAD_INPUT: list[tuple[list[str], str]] = [
     (["evaluate", "--model", "{model}", "--data", "digits", "--images", "0"], "images must be at least 1"),
     (["evaluate", "--model", "{model}", "--data", "digits", "--rounds", "0"], "rounds must be at least 1"),
     (["evaluate", "--model", "{model}", "--data", "digits", "--eps", "x"], "eps = 'x' is not a number"),
-    (["evaluate", "--device", "tpu9"], "cannot use device tpu9"),
+    (["evaluate", "--device", "tpu9"], "unknown device 'tpu9'"),
     (["train", "--recipe", "digits/trade"], "did you mean 'digits/trades'?"),
     (["train", "-o", "seed"], "expected key=value"),
     (["train", "--steps", "0"], "steps must be at least 1"),
     (["train", "--rounds", "0"], "rounds must be at least 1"),
     (["growth", "--rounds", "0"], "rounds must be at least 1"),
-    (["growth", "--device", "tpu9"], "cannot use device tpu9"),
+    (["growth", "--device", "tpu9"], "unknown device 'tpu9'"),
 ]
 
 

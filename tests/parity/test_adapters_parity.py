@@ -344,10 +344,10 @@ def test_the_stated_threat_is_recognized(case: Case, library: Any) -> None:
     attack = as_attack(case.make(library, model))
     assert isinstance(attack, ForeignAttack)
     assert (attack.name, attack.norm, attack.eps) == (case.name, case.norm, case.stated)
-    with pytest.raises(InputError, match=f"^{case.name} has norm = "):
+    with pytest.raises(InputError, match=f"^attack '{case.name}' sets norm = "):
         attack.within(Threat.parse(EPS, "L2" if case.norm == "Linf" else "Linf"))
     if case.stated is not None:
-        with pytest.raises(InputError, match=f"^{case.name} has eps = {case.stated}, but 4/255 is set elsewhere"):
+        with pytest.raises(InputError, match=f"'{case.name}' sets eps = {case.stated}, but runs with eps = 4/255"):
             attack.within(Threat.parse("4/255", case.norm))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from classwise.api.resolve import describe_model, make_settings, resolve_model, with_exhaustive_fast
+from classwise.api.resolve import check_model_type, describe_model, make_settings, resolve_model, with_exhaustive_fast
 from classwise.config.options import EvaluateOptions, command_line, documented
 from classwise.core.progress import SILENT, Progress
 from classwise.data import load_data
@@ -52,6 +52,7 @@ def evaluate(
     matrix of the validation images of a run directory is saved too.
     """
     arguments = {**locals()}
+    check_model_type(model)
     del arguments["progress"]
     if exhaustive:
         arguments["attacks"] = with_exhaustive_fast(attacks)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from classwise.api.resolve import describe_model, make_settings, resolve_model
+from classwise.api.resolve import check_model_type, describe_model, make_settings, resolve_model
 from classwise.config.options import RepairOptions, documented
 from classwise.config.spec import Spec, build
 from classwise.core.errors import InputError
@@ -65,6 +65,7 @@ def repair(
     ``InputError`` for a floor that no class biases reach, for too few images and for models that return probabilities.
     """
     arguments = {**locals()}
+    check_model_type(model)
     del arguments["progress"]
     options = RepairOptions(**arguments)
     repairer = _method(options)

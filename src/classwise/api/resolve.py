@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from classwise.attacks import Fast
 from classwise.config.options import EvaluateOptions, RepairOptions
 from classwise.config.recipes import repaired_recipe
 from classwise.config.spec import Spec
-from classwise.core.devices import pick_device
+from classwise.core.devices import parse_device, pick_device
 from classwise.core.errors import InputError
 from classwise.core.model_calls import device_of
 from classwise.data import ImageSet
@@ -23,6 +24,17 @@ from classwise.evaluation.perturbations import Perturbations
 from classwise.evaluation.runner import EvaluationSettings
 from classwise.models.load import load_model, run_directory
 from classwise.storage.run_directory import RunDirectory
+
+
+def check_model_type(model: object) -> None:
+    """Require a module or a spec."""
+    if isinstance(model, type):
+        raise InputError(f"model is the class {model.__name__}; pass an instance: {model.__name__}(...)")
+    if not isinstance(model, nn.Module | str | os.PathLike):
+        raise InputError(
+            f"model has type {type(model).__name__}; expected a torch.nn.Module, a run directory or a model spec such "
+            "as 'resnet18'"
+        )
 
 
 def resolve_model(
@@ -37,7 +49,8 @@ def resolve_model(
     if isinstance(model, nn.Module):
         if weights is not None:
             raise InputError("weights apply to a model spec, not to a module: load them into the module first")
-        if device is not None and not _same_device(torch.device(device), device_of(model)):
+        if device is not None and not _same_device(parse_device(device), device_of(model)):
+            pick_device(device)  # raises if it is not available
             raise InputError(f"the model is on {device_of(model)}, not on {device}: move it there, or pass a spec")
         return model, None
     found = run_directory(str(model))

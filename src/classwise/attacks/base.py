@@ -59,7 +59,10 @@ class BallAttack(Attack):
         self._check_norm(threat.norm)
         for setting, own, wanted in (("norm", self.norm, threat.norm), ("eps", self.eps, threat.text)):
             if own is not None and str(own) != wanted:
-                raise InputError(f"{self.name} has {setting} = {own}, but {wanted} is set elsewhere: set it only once")
+                raise InputError(
+                    f"attack {self.name!r} sets {setting} = {own}, but runs with {setting} = {wanted}: set {setting} "
+                    "in one place"
+                )
         return replace(self, eps=threat.text, norm=threat.norm)
 
     def _check_norm(self, norm: Norm) -> None:

@@ -13,14 +13,25 @@ def pick_device(device: str | torch.device | None) -> torch.device:
     """Return the given device; None selects a GPU if available, else the CPU."""
     if device is None:
         return _own_device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    chosen = _own_device(parse_device(device))
     try:
-        chosen = _own_device(torch.device(device))
         torch.empty(1, device=chosen).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(
-            f"cannot use device {device!s}; expected cpu, cuda or cuda:N ({one_line(error, 120)})"
-        ) from None
+        reason = one_line(error, 120)
+        if chosen.type == "cuda" and not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+            reason = "this PyTorch build has no CUDA support"
+        elif chosen.type == "cuda" and not torch.cuda.is_available():
+            reason = "PyTorch found no GPU"
+        raise InputError(f"device {str(device)!r} is not available: {reason}; expected cpu, cuda or cuda:N") from None
     return chosen
+
+
+def parse_device(device: str | torch.device) -> torch.device:
+    """Return the device of that name, which may be unavailable."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InputError(f"unknown device {str(device)!r}; expected cpu, cuda or cuda:N") from None
 
 
 def _own_device(device: torch.device) -> torch.device:

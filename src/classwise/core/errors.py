@@ -14,15 +14,16 @@ class Diverged(RuntimeError):
     """Training has diverged: the loss is NaN, infinite or far larger than at the start."""
 
 
-def unknown(kind: str, name: str, options: Iterable[str]) -> InputError:
+def unknown(kind: str, name: object, options: Iterable[str]) -> InputError:
     """Return an error for a name that is not registered, with the closest registered name.
 
     >>> str(unknown("attack", "pdg", ["pgd", "fgsm"]))
     "unknown attack 'pdg': did you mean 'pgd'? (known: fgsm, pgd)"
     """
     known = sorted(options)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f": did you mean {close[0]!r}?" if close else ""
+    by_lower_case = {option.lower(): option for option in known}
+    close = difflib.get_close_matches(str(name).lower(), by_lower_case, n=1, cutoff=0.5)
+    hint = f": did you mean {by_lower_case[close[0]]!r}?" if close else ""
     return InputError(f"unknown {kind} {name!r}{hint} (known: {', '.join(known) or 'none'})")
 
 

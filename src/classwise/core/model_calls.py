@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -92,6 +93,25 @@ def has_gradients(model: nn.Module) -> bool:
 @contextmanager
 def model_errors(where: str) -> Iterator[None]:
     """Convert exceptions raised by a user's model to one-line errors, except out-of-memory errors."""
+    with _one_line_errors(f"the model fails {where}"):
+        yield
+
+
+@contextmanager
+def attack_errors(name: str, model: nn.Module) -> Iterator[None]:
+    """Convert exceptions of an attack to one-line errors, except out-of-memory errors and those raised by the model."""
+    try:
+        yield
+    except Exception as error:
+        calls = (frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code is nn.Module._call_impl.__code__)
+        if not {*model.modules()}.isdisjoint(frame.f_locals["self"] for frame in calls):
+            raise
+        with _one_line_errors(f"attack {name!r} failed"):
+            raise
+
+
+@contextmanager
+def _one_line_errors(prefix: str) -> Iterator[None]:
     try:
         yield
     except (InputError, torch.OutOfMemoryError):
@@ -99,7 +119,7 @@ def model_errors(where: str) -> Iterator[None]:
     except Exception as error:
         if "can't allocate memory" in str(error):  # the message on a CPU
             raise torch.OutOfMemoryError(one_line(error, 160)) from error
-        raise InputError(f"the model fails {where}: {one_line(error, 160)}") from error
+        raise InputError(f"{prefix}: {one_line(error, 160)}") from error
 
 
 def count_outputs(model: nn.Module, x: Tensor) -> int:
@@ -115,6 +135,11 @@ def count_outputs(model: nn.Module, x: Tensor) -> int:
         if len(logits) != len(x):
             raise InputError(f"the model returned {len(logits)} rows of logits for {len(x)} images")
         if has_gradients(model):
+            if not logits.requires_grad:
+                raise InputError(
+                    "the model returns logits without a gradient: remove detach() and torch.no_grad() from forward, or "
+                    "set has_gradients = False on the model and use black-box attacks such as square"
+                )
             torch.autograd.grad(logits.sum(), x, allow_unused=True)
     return int(logits.shape[1])
 

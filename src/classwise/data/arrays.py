@@ -99,11 +99,14 @@ class ImageSet:
                 f"{self._name} labels are text or objects such as {first!r}; expected integers from 0: map the class "
                 "names to numbers"
             )
-        if labels.dtype.kind not in "iu":
-            raise InputError(f"{self._name} labels are {labels.dtype}; expected integers from 0")
-        if labels.ndim != 1:
+        if labels.ndim == 0:
+            raise InputError(f"{self._name} labels are a single number; expected an array of shape (N,)")
+        if labels.dtype.kind not in "iu" or labels.ndim != 1:
             hint = "; if they are one-hot, pass argmax(1)" if labels.ndim == 2 else ""
-            raise InputError(f"{self._name} labels have shape {labels.shape}; expected (N,){hint}")
+            raise InputError(
+                f"{self._name} labels are {labels.dtype} of shape {labels.shape}; expected integers from 0 of shape "
+                f"(N,){hint}"
+            )
         _check_range(labels, None if self.classes is None else len(self.classes), self._name)
         return np.ascontiguousarray(labels, dtype=np.int64)
 

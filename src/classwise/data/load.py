@@ -35,6 +35,8 @@ def load_data(
     folders, an ``ImageSet``, a Dataset, a DataLoader, or a pair of images and labels. ``split`` selects the split of a
     spec; objects are used as a whole and only named by it. ``classes`` overrides the class names.
     """
+    if not isinstance(split, str):
+        raise InputError(f"split must be a string such as 'test', got {split!r}")
     if isinstance(data, str | os.PathLike):
         source = source_of(os.fspath(data) if isinstance(data, str) else f"folder:{os.fspath(data)}", split)
         found = source.read() if isinstance(source, Factory) else _materialized(source, progress)

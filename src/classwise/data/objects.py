@@ -21,6 +21,7 @@ from classwise.data.decode import mode_of, pixels, undecodable
 
 IMAGE_KEYS = ("image", "img", "pixel_values")
 LABEL_KEYS = ("label", "labels")
+EXPECTED = "(images, labels), a Dataset or a DataLoader"
 
 
 def as_image_set(data: Any, *, name: str, split: str, classes: Sequence[str] | None = None) -> ImageSet:
@@ -42,12 +43,13 @@ def as_image_set(data: Any, *, name: str, split: str, classes: Sequence[str] | N
         images, labels = _from_loader(data)
     elif isinstance(data, TensorDataset) and len(data.tensors) == 2:
         images, labels = _array(data.tensors[0], "images"), _array(data.tensors[1], "labels")
-    elif hasattr(data, "__getitem__") or hasattr(data, "__iter__"):
+    elif isinstance(data, np.ndarray | Tensor):
+        raise InputError("data is an array without labels; expected a pair (images, labels)")
+    elif _is_iterable(data):
         names = names or class_names(data)
         images, labels = _from_items(_items(data))
     else:
-        expected = "(images, labels), a Dataset, a DataLoader or a spec"
-        raise InputError(f"data has type {type(data).__name__}; expected {expected}")
+        raise InputError(f"data has type {type(data).__name__}; expected a spec, {EXPECTED}")
     return ImageSet(name=name, split=split, images=_nchw(images, labels.size), labels=labels, classes=names)
 
 
@@ -68,6 +70,9 @@ class Factory:
         try:
             if callable(found):
                 found = found(split=self.split) if _takes_split(found) else found()
+            if not isinstance(found, ImageSet) and not _is_iterable(found):
+                kind = type(found).__name__
+                raise InputError(f"data {self.spec!r} provides an object of type {kind}; expected {EXPECTED}")
             return as_image_set(found, name=self.spec, split=self.split)  # may run user code as well
         except InputError:
             raise
@@ -124,6 +129,11 @@ def _nchw(images: np.ndarray, examples: int) -> np.ndarray:
     if channels_last and (images.dtype == np.uint8 or min(images.shape[1:3]) > 4):
         images = images.transpose(0, 3, 1, 2)
     return images
+
+
+def _is_iterable(data: Any) -> bool:
+    """Whether an object has items, as a map-style or iterable dataset has."""
+    return hasattr(data, "__getitem__") or hasattr(data, "__iter__")
 
 
 def _items(data: Any) -> Iterator[Any]:

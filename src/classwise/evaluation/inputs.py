@@ -28,7 +28,10 @@ def count_classes(model: nn.Module, images: ImageSet, size: int | None = None) -
     if images.classes is not None and outputs != len(images.classes):
         raise InputError(f"the model has {outputs} outputs, but {images.name} has {len(images.classes)} classes")
     if (largest := int(images.labels.max())) >= outputs:
-        raise InputError(f"label {largest} is out of range: the model has {outputs} outputs")
+        raise InputError(
+            f"{images.name}: label {largest} is out of range: the model has {outputs} outputs, so labels must be 0 to "
+            f"{outputs - 1}"
+        )
     return outputs
 
 

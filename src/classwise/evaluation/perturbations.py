@@ -58,6 +58,8 @@ def read_attack(given: Any) -> AnyAttack:
         return as_attack(given)
     if Spec.parse(given.partition(":")[0]).name not in ATTACKS and is_attribute_spec(given):
         return as_attack(load_attribute(given, "attack"))
+    if given.endswith(".py"):
+        raise InputError(f"attack {given!r}: expected a function or an object in the file, as in {given}:my_attack")
     return build("attack", ATTACKS, given)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from classwise.attacks.losses import margin
-from classwise.core.model_calls import device_of, model_errors
+from classwise.core.model_calls import attack_errors, device_of, model_errors
 from classwise.core.pass_counter import count_passes
 from classwise.core.streams import ExampleNoise
 from classwise.core.threat import Threat
@@ -108,6 +108,7 @@ def attack_batch(run: Run, key: str, attack: Attack, x: Tensor, y: Tensor, index
     noise = ExampleNoise(_stream(run.seed, attack), index)
     with (
         model_errors(f"under {key}"),
+        attack_errors(key, searched),
         count_passes(
             searched,
             gradients=False,

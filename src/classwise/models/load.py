@@ -18,6 +18,7 @@ from classwise.models.hub import folder_of, transformers_model
 from classwise.models.model_config import WEIGHTS, exported, read_config
 from classwise.models.normalize import normalized
 from classwise.models.onnx import OnnxModel
+from classwise.models.settings import require_size
 from classwise.models.size_limits import no_larger_than_its_weights
 from classwise.models.timm_torchvision import build_from_library, is_library, published_weights
 from classwise.models.torchscript import load_script
@@ -109,6 +110,8 @@ def build_model(spec: str, *, num_classes: int | None = None, in_channels: int |
         )
     if spec.endswith(".onnx"):
         raise InputError(f"model {spec!r} is an ONNX file: use onnx:{spec}")
+    if run_directory(name) is not None:
+        raise InputError(f"model {spec!r}: a run directory takes no settings; pass {name!r}")
     if "/" in spec or "\\" in spec:
         raise InputError(f"model {spec!r}: no such run directory")
     raise unknown("model", name, MODELS)
@@ -137,8 +140,7 @@ def _load_with_weights(spec: str, *, num_classes: int | None, in_channels: int |
             "models, timm:NAME or torchvision:NAME"
         )
     for key, wanted in (("num_classes", num_classes), ("in_channels", in_channels)):
-        if wanted is not None and getattr(config, key) != wanted:
-            raise InputError(f"model {spec!r} has {key}={getattr(config, key)}, but the data has {wanted}")
+        require_size(spec, key, getattr(config, key), wanted)
     with no_larger_than_its_weights(folder):
         model = build_model(config.architecture, num_classes=config.num_classes, in_channels=config.in_channels)
     return with_weights(model, folder / WEIGHTS)
@@ -155,8 +157,7 @@ def _build_registered(spec: str, **wanted: int | None) -> nn.Module:
     settings = convert(owner, factory, parsed.options)
     given = convert(owner, factory, {key: value for key, value in wanted.items() if value is not None})
     for key, value in given.items():
-        if settings.setdefault(key, value) != value:
-            raise InputError(f"model {spec!r}: {key}={settings[key]}, but the data has {value}")
+        require_size(spec, key, settings.setdefault(key, value), value)
     try:
         return factory(**settings)
     except RuntimeError as error:  # out of memory
@@ -199,8 +200,7 @@ def _build_of_run(folder: Path, num_classes: int | None, in_channels: int | None
         value = record.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(f"{path}: {key} = {value!r}; expected an integer from 1")
-        if wanted is not None and wanted != value:
-            raise InputError(f"model {str(folder)!r} was trained with {key}={value}, but the data has {wanted}")
+        require_size(str(folder), key, value, wanted)
         sizes[key] = value
     if training is not None:
         return build_model(spec, **sizes)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import Field
 from torch import nn
 
+from classwise.core.errors import InputError
 from classwise.models.hypersphere import with_hypersphere
 from classwise.models.normalize import with_normalization
 
@@ -49,3 +50,12 @@ def architecture(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory, include_extras=True)
     make.__annotations__ = hints | {name: kind for name, (kind, _) in _SHARED.items()}
     return make
+
+
+def require_size(model: str, key: str, value: Any, wanted: int | None) -> None:
+    """Require that ``num_classes`` or ``in_channels`` of a model is that of the data, if known."""
+    if wanted is None or value == wanted:
+        return
+    if key == "num_classes":
+        raise InputError(f"model {model!r} has {value} outputs, but the data has {wanted} classes")
+    raise InputError(f"model {model!r} expects {value} channel{'s' * (value != 1)}, but the data has {wanted}")

@@ -22,7 +22,7 @@ from classwise.models.model_config import WEIGHTS
 from classwise.models.normalize import NORMALIZATIONS
 from classwise.models.optional_packages import optional
 from classwise.models.preprocess import Prepared, Resize
-from classwise.models.settings import Count, Normalization
+from classwise.models.settings import Count, Normalization, require_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,8 @@ def build_from_library(spec: str, *, num_classes: int | None = None, in_channels
     settings = LibrarySettings(**convert(f"model {library}:{name!r}", LibrarySettings, options))
     needed = {"num_classes": num_classes, "in_channels": in_channels}
     for key, wanted in needed.items():
-        if wanted is not None and getattr(settings, key) not in (None, wanted):
-            raise InputError(f"model {spec!r}: {key}={getattr(settings, key)}, but the data has {wanted}")
+        if (given := getattr(settings, key)) is not None:
+            require_size(spec, key, given, wanted)
     settings = replace(settings, **_without_none(needed))
     try:
         model, own = LIBRARIES[library](name, settings.num_classes, settings.in_channels)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from classwise.core.errors import InputError, one_line
+from classwise.core.errors import InputError
 
 
 class Scripted(nn.Module):
@@ -36,4 +36,4 @@ def load_script(path: Path, *, trust: bool) -> nn.Module:
             warnings.simplefilter("ignore")  # torch deprecates the format
             return Scripted(torch.jit.load(path, map_location="cpu"))  # type: ignore[no-untyped-call]
     except Exception as error:  # RuntimeError, and whatever a damaged archive raises
-        raise InputError(f"{path} is not a TorchScript file: {one_line(error, 120)}") from error
+        raise InputError(f"{path} is not a TorchScript file; expected a file written by torch.jit.save") from error

@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from classwise.core.errors import InputError, one_line
+from classwise.core.errors import InputError
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,6 +56,8 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"weights {str(path)!r}: expected a file with the suffix {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        raise InputError(f"weights {str(path)!r} is a directory; pass a file")
     if not path.is_file():
         raise InputError(f"weights {str(path)!r}: no such file")
     loaded: Any
@@ -63,13 +65,18 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
         loaded = (safetensors.torch.load_file if path.suffix.lower() == ".safetensors" else _unpickled)(path)
     except InputError:
         raise
-    except pickle.UnpicklingError as error:
-        wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if wanted is None:
-            raise InputError(f"{path} is damaged or not a weights file") from error
-        raise InputError(f"{path} is refused: reading it would run {wanted[1]}: save only the state dict") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
     except Exception as error:  # damaged and malicious files raise many kinds of exceptions
-        raise InputError(f"{path} is damaged or not a weights file: {one_line(error, 120)}") from error
+        code = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if code is None:
+            raise InputError(
+                f"{path} is damaged or not a weights file; expected safetensors or a state dict written by torch.save"
+            ) from error
+        raise InputError(
+            f"{path} is refused: it contains pickled objects, and loading it would run code ({code[1]}); save "
+            "model.state_dict() instead"
+        ) from error
     return _tensors(path, loaded)
 
 

@@ -17,6 +17,8 @@ from classwise.core.errors import InputError
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to ``path``; on success, sync the file to disk and rename it to ``path``."""
+    if path.is_dir():
+        raise InputError(f"{path} is a directory; pass the path of a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from classwise.core.errors import InputError, one_line
+from classwise.core.errors import InputError
 from classwise.storage.files import atomic
 
 SCHEMA = "classwise/checkpoint/1"
@@ -31,8 +31,10 @@ def load_state(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise InputError(f"no such checkpoint: {path}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
     except Exception as error:  # a damaged file can raise anything
-        raise InputError(f"{path} is not a readable checkpoint: {one_line(error, 120)}") from None
+        raise InputError(f"{path} is damaged: delete the run directory and train again") from error
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
         raise InputError(f"{path} is not a checkpoint of this version: expected schema {SCHEMA}")
     return state

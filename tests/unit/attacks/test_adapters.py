@@ -400,11 +400,13 @@ def test_a_stated_threat_must_equal_that_of_the_evaluation() -> None:
     assert (stated.eps, stated.norm) == ("8/255", "Linf")
     assert stated.within(THREAT).threat == THREAT
     assert stated.within(Threat.parse(8 / 255)).eps == str(8 / 255)
-    with pytest.raises(InputError, match=r"^Shift has eps = 8/255, but 0.0314 is set elsewhere: set it only once$"):
+    with pytest.raises(
+        InputError, match=r"^attack 'Shift' sets eps = 8/255, but runs with eps = 0.0314: set eps in one"
+    ):
         stated.within(Threat.parse("0.0314"))
-    with pytest.raises(InputError, match=r"^Shift has norm = L2, but Linf is set elsewhere: set it only once$"):
+    with pytest.raises(InputError, match=r"^attack 'Shift' sets norm = L2, but runs with norm = Linf: set norm in one"):
         as_attack(Shift(8 / 255, "l2")).within(THREAT)
-    with pytest.raises(InputError, match=r"fgsm has eps = 0\.1"):
+    with pytest.raises(InputError, match=r"'fgsm' sets eps = 0\.1"):
         as_attack(partial(fgsm, eps=0.1)).within(THREAT)
 
 
@@ -443,16 +445,20 @@ def test_the_repr_contains_the_settings_and_a_digest_of_the_code(model: Net) -> 
     [
         (3, "3 is not an attack: expected a spec like 'pgd:steps=20', an attack object, or a function"),
         (None, "None is not an attack"),
+        (object(), "^<object object> is not an attack"),
         ("pgd", "'pgd' is not an attack"),
         (torch.zeros(30, 30), r"\.\.\. is not an attack"),
         (PGD, "PGD is not an attack: expected a spec like 'pgd:steps=20'.*; it is a class: pass PGD"),
         (Shift, "it is a class: pass Shift"),
-        (Net(), "is not an attack.*; its parameters are"),
-        (lambda x, y: x, r"is not an attack.*; its parameters are \(x, y\)"),
-        (lambda model, x, y, steps: x, r"is not an attack.*; its parameters are \(model, x, y, steps\)"),
-        (PGD(eps=0.1).bind(Net()), r"is not an attack.*; its parameters are \(x: "),
+        (Net(), r"^Net is not an attack: expected a function attack\(model, x, y\), but its parameters are \(x: "),
+        (
+            lambda x, y: x,
+            r"^lambda is not an attack: .* attack\(model, x, y\), but its parameters are \(x, y\)$",
+        ),
+        (lambda model, x, y, steps: x, r"is not an attack.*, but its parameters are \(model, x, y, steps\)"),
+        (PGD(eps=0.1).bind(Net()), r"is not an attack.*, but its parameters are \(x: "),
     ],
-    ids=["number", "None", "text", "tensor", "our class", "a class", "model", "no model", "more", "bound"],
+    ids=["number", "None", "object", "text", "tensor", "our class", "a class", "model", "no model", "more", "bound"],
 )
 def test_other_objects_raise_a_one_line_error(thing: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:

@@ -405,7 +405,7 @@ def test_specs_reach_the_fields() -> None:
 def test_a_second_radius_must_equal_the_first() -> None:
     with pytest.raises(InputError, match="has no radius"):
         PGD()(Net(3, 5), torch.rand(1, 3, 4, 4), torch.tensor([0]))
-    with pytest.raises(InputError, match="set it only once"):
+    with pytest.raises(InputError, match="in one place"):
         PGD(eps="4/255").within(Threat.parse("8/255"))
     assert PGD(eps="8/255").within(Threat.parse("8/255")).threat.text == "8/255"
     with pytest.raises(InputError, match="expected one label per image, got 1 labels for 2 images"):

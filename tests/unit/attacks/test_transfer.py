@@ -199,7 +199,10 @@ def test_variants_and_stages_are_those_of_the_attack_on_the_substitute() -> None
         ({"substitute": Net(), "attack": "pgd:20"}, "settings are key=value"),
         ({"substitute": 7}, "substitute = 7"),
         ({"substitute": Net(), "attack": CWL2(), "norm": "Linf"}, "CWL2 supports L2 only: for Linf use cw-linf"),
-        ({"substitute": Net(), "attack": PGD(eps=0.2), "eps": 0.1}, "PGD has eps = 0.2, but 0.1 is set elsewhere"),
+        (
+            {"substitute": Net(), "attack": PGD(eps=0.2), "eps": 0.1},
+            "'PGD' sets eps = 0.2, but runs with eps = 0.1",
+        ),
         ({"substitute": "runs/standard"}, "the substitute 'runs/standard' is not loaded"),
         ({"substitute": Net(num_classes=5)}, "the substitute has 5 outputs, but the model has 4"),
         (

@@ -151,6 +151,14 @@ def test_unknown_names_and_missing_files(tmp_path):
     assert refused(tmp_path / "folder.toml").startswith("no such recipe file")
 
 
+@pytest.mark.parametrize(("recipe", "kind"), [(None, "NoneType"), ({"data": "digits"}, "dict")])
+def test_recipes_of_other_types(recipe, kind):
+    with pytest.raises(InputError) as caught:
+        load_recipe(recipe)
+    expected = "expected a recipe name, the path of a .toml file or a Recipe"
+    assert str(caught.value) == f"recipe has type {kind}; {expected}"
+
+
 @pytest.mark.parametrize("content", [b"data = ", b"data = 1\ndata = 2", b"\xff\xfe", b'data = "digits'])
 def test_broken_toml(tmp_path, content):
     path = tmp_path / "broken.toml"

@@ -165,5 +165,7 @@ def test_other_values_are_unchanged():
 
 def test_unknown_lists_known_names():
     assert str(unknown("norm", "l2", ["Linf", "L2"])) == "unknown norm 'l2': did you mean 'L2'? (known: L2, Linf)"
+    assert str(unknown("attack", "PGD", ["pgd"])) == "unknown attack 'PGD': did you mean 'pgd'? (known: pgd)"
+    assert str(unknown("result", 0, ["natural"])) == "unknown result 0 (known: natural)"
     assert str(unknown("thing", "x", [])) == "unknown thing 'x' (known: none)"
     assert isinstance(unknown("thing", "x", []), ValueError)

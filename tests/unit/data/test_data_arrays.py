@@ -31,12 +31,17 @@ def build(images=UINT8, labels=(0, 1), classes=("a", "b")):
     [
         (UINT8, (0, 2), "label 2 at index 1; expected 0..1 (2 classes)"),
         (UINT8, (-1, 0), "label -1 at index 0"),
-        (UINT8, (0.0, 1.0), "labels are float64; expected integers"),
+        (UINT8, (0.0, 1.0), "labels are float64 of shape (2,); expected integers from 0 of shape (N,)"),
         (UINT8, ("cat", "dog"), "labels are text or objects such as 'cat'; expected integers"),
         (
             UINT8,
             ((1, 0), (0, 1)),
-            "labels have shape (2, 2); expected (N,); if they are one-hot, pass argmax(1)",
+            "int64 of shape (2, 2); expected integers from 0 of shape (N,); if they are one-hot, pass argmax(1)",
+        ),
+        (
+            UINT8,
+            ((1.0, 0.0), (0.0, 1.0)),
+            "labels are float64 of shape (2, 2); expected integers from 0 of shape (N,); ",
         ),
         (UINT8, (0, 1, 1), "2 images but 3 labels"),
         (UINT8[0], (0, 1), "images have shape (3, 2, 2); expected (N, C, H, W)"),

@@ -159,10 +159,12 @@ def test_names_and_splits_of_objects():
         ((X, Y.astype(float)), "labels are float64"),
         ((X, Y, Y), "data is a tuple of length 3; expected a pair (images, labels)"),
         ((X, Y[:3]), "7 images but 3 labels"),
-        ((X, 3), "labels have shape (); expected (N,)"),
+        ((X, 3), "labels are a single number; expected an array of shape (N,)"),
         ((X.astype(float), Y), "divide by 255"),
         ((X.astype(int), Y), "images are int64"),
-        (X, "example 0 has type ndarray; expected (image, label) or a dict with both"),
+        (X, "data is an array without labels; expected a pair (images, labels)"),
+        (torch.from_numpy(X), "data is an array without labels; expected a pair (images, labels)"),
+        (Items([*X]), "example 0 has type ndarray; expected (image, label) or a dict with both"),
         ({"a": 1}, "has the keys a; expected one of image, img, pixel_values and one of label, labels"),
         (Items([{"image": X[0], "fine_label": 0}]), "example 0 has the keys image, fine_label"),
         (Items([(X[0], 0), (X[1, :, :4], 0)]), "example 0 has shape (3, 6, 6), example 1 has (3, 4, 6)"),
@@ -170,7 +172,7 @@ def test_names_and_splits_of_objects():
         (DataLoader(Items([*zip(X[:0], Y[:0], strict=True)])), "the DataLoader is empty"),
         (Items([(Image.new("F", (4, 4)), 0)]), "example 0: pixels of mode 'F'"),
         ((([[1], [2, 3]]), Y), "images have different shapes"),
-        (3, "data has type int; expected (images, labels), a Dataset, a DataLoader or a spec"),
+        (3, "data has type int; expected a spec, (images, labels), a Dataset or a DataLoader"),
         (None, "data has type NoneType"),
     ],
 )
@@ -187,6 +189,7 @@ def test_specs(tmp_path):
     assert "unknown data set 'cifar01': did you mean 'cifar10'?" in complaint("cifar01")
     assert "unknown split of cifar10 'validation'" in complaint("cifar10", split="validation")
     assert "(known: test, train)" in complaint("digits", split="validation")
+    assert complaint("digits", split=3) == "split must be a string such as 'test', got 3"
     assert complaint(str(tmp_path)) == f"data {str(tmp_path)!r} is a folder: use folder:{tmp_path}"
     assert "no such folder" in complaint("folder:nowhere")
     assert "unknown data set 'folder:'" in complaint("folder:")

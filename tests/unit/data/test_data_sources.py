@@ -437,7 +437,10 @@ def test_a_module_on_the_path(factories, monkeypatch):
 
 def test_factory_errors(factories):
     assert "reading failed: RuntimeError: two lines" in complaint(lambda: load_data(f"{factories}:broken"))
-    assert "data has type NoneType; expected" in complaint(lambda: load_data(f"{factories}:nothing"))
+    said = complaint(lambda: load_data(f"{factories}:nothing"))
+    assert said.startswith(
+        f"data '{factories}:nothing' provides an object of type NoneType; expected (images, labels), a"
+    )
     assert "reading failed: SystemExit: 3" in complaint(lambda: load_data(f"{factories}:leaves"))
     assert "reading failed: KeyError: 'gone'" in complaint(lambda: load_data(f"{factories}:Bad"))
     assert "absent" in complaint(lambda: load_data(f"{factories}:absent"))

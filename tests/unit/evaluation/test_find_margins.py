@@ -488,7 +488,8 @@ def test_targets_out_of_range_are_refused(targets: int) -> None:
 
 
 def test_models_and_data_of_different_classes_are_refused() -> None:
-    assert "label 6 is out of range: the model has 3 outputs" in complaint(linear(num_classes=3), noise(14))
+    said = complaint(linear(num_classes=3), noise(14))
+    assert "label 6 is out of range: the model has 3 outputs, so labels must be 0 to 2" in said
 
 
 @pytest.mark.parametrize("most", [10, 15])

@@ -244,9 +244,9 @@ def test_eps_is_one_number(model: nn.Module) -> None:
     assert (report.threat.eps_text, report.threat.eps) == ("8/255", 8 / 255)
     with pytest.raises(InputError, match="different eps"):
         cw.evaluate(model, "digits", attacks=[PGD(eps="8/255"), FGSM(eps="4/255")])
-    with pytest.raises(InputError, match="set it only once"):
+    with pytest.raises(InputError, match=r"'PGD' sets eps = 0\.1, but runs with eps = 0\.2: set eps in one place$"):
         cw.evaluate(model, "digits", attacks=["pgd:eps=0.1"], eps="0.2")
-    with pytest.raises(InputError, match="PGD has norm = L2, but Linf is set elsewhere"):
+    with pytest.raises(InputError, match="attack 'PGD' sets norm = L2, but runs with norm = Linf"):
         cw.evaluate(model, "digits", attacks=["pgd:norm=L2"], eps="0.2", norm="Linf")
     assert cw.evaluate(model, "digits", attacks=["pgd:norm=L2"], eps="0.2", per_class=1).threat.norm == "L2"
     assert cw.evaluate(model, "digits", attacks="pgd:eps=0.2", norm="L2", per_class=1).threat.norm == "L2"
@@ -260,7 +260,10 @@ def test_eps_is_one_number(model: nn.Module) -> None:
         (lambda x, y: (x * 255, y), "[0, 1]"),
         (lambda x, y: (x - 0.5, y), "[0, 1]"),
         (lambda x, y: (torch.where(x > 0.99, torch.nan, x), y), "NaN"),
-        (lambda x, y: (x, y + 5), "label 14 is out of range: the model has 10 outputs"),
+        (
+            lambda x, y: (x, y + 5),
+            "arrays: label 14 is out of range: the model has 10 outputs, so labels must be 0 to 9",
+        ),
         (lambda x, y: (x, y - 5), "label"),
         (lambda x, y: (x.expand(-1, 3, -1, -1), y), "the model fails on images of 3x8x8"),
         (lambda x, y: (x[:0], y[:0]), "expected at least one image"),
@@ -286,10 +289,55 @@ def test_invalid_models_and_attacks_are_refused(model: nn.Module) -> None:
     for wrong in (PGD, 3, None):
         with pytest.raises(InputError, match="is not an attack: expected a spec like"):
             cw.evaluate(model, "digits", attacks=[wrong], eps=EPS)  # type: ignore[list-item]
+    for wrong, kind in ((model.state_dict(), "OrderedDict"), (None, "NoneType"), (lambda x: x, "function")):
+        with pytest.raises(InputError, match=f"^model has type {kind}; expected a torch.nn.Module, a run directory or"):
+            cw.evaluate(wrong, "digits")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^model is the class Hollow; pass an instance: Hollow\(\.\.\.\)$"):
+        cw.evaluate(Hollow, "digits")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^unknown device 'gpu'; expected cpu, cuda or cuda:N$"):
+        cw.evaluate(model, "digits", device="gpu")
+    with pytest.raises(InputError, match=r"^device 'meta' is not available: "):
+        cw.evaluate(model, "digits", device="meta")
     with pytest.raises(InputError, match="weights apply to a model spec"):
         cw.evaluate(model, "digits", weights="some.pt")
     with pytest.raises(InputError, match="is given twice"):
         cw.evaluate(model, "digits", attacks=["fgsm", "fgsm"], eps=EPS)
+
+
+def test_errors_of_models_and_attacks_are_told_apart(model: nn.Module) -> None:
+    class Fails(nn.Module):
+        """Fails on images that an attack has changed."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            if ((255 * x).frac() > 0.01).any():
+                raise ValueError("too gray")
+            return x.flatten(1)[:, :10]
+
+    class Detached(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :10].detach()
+
+    def divide(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return x + 1 // 0
+
+    def call(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        model(x + 0.1 / 255)
+        return x
+
+    with pytest.raises(InputError, match=r"^attack 'divide' failed: ZeroDivisionError: .* by zero$"):
+        cw.evaluate(model, "digits", attacks=[divide], eps=EPS, per_class=2)
+    with pytest.raises(InputError, match=r"^the model fails under call: ValueError: too gray$"):
+        cw.evaluate(Fails(), "digits", attacks=[call], eps=EPS, per_class=2)
+    with pytest.raises(InputError, match=r"^the model returns logits without a gradient: remove detach\(\)"):
+        cw.evaluate(Detached(), "digits", attacks=["pgd"], eps=EPS, per_class=2)
+    black_box = Detached()
+    black_box.has_gradients = False
+    report = cw.evaluate(black_box, "digits", attacks=["square:queries=2"], eps=EPS, per_class=2)
+    assert report["square"].overall.n == 20
+    with pytest.raises(
+        InputError, match=r"^attack 'm.py': expected a function or an object in the file, as in m.py:my"
+    ):
+        cw.evaluate(model, "digits", attacks=["m.py"])
 
 
 def test_model_with_one_output_is_refused() -> None:

@@ -103,9 +103,9 @@ def test_every_way_of_loading_gives_the_same_logits(run, exported):
     with torch.no_grad():
         wanted = load_model(str(run))(x)
         assert torch.equal(load_model(f"hf:{exported}", num_classes=10, in_channels=1)(x), wanted)
-    with pytest.raises(InputError, match="has num_classes=10, but the data has 7"):
+    with pytest.raises(InputError, match="has 10 outputs, but the data has 7 classes"):
         load_model(f"hf:{exported}", num_classes=7)
-    with pytest.raises(InputError, match="has in_channels=1, but the data has 3"):
+    with pytest.raises(InputError, match="expects 1 channel, but the data has 3"):
         load_model(f"hf:{exported}", in_channels=3)
     assert torch.equal(by_the_snippet(exported, x), wanted)
 

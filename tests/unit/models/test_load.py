@@ -20,6 +20,7 @@ from classwise.models.load import build_model, load_model
 from classwise.models.normalize import NORMALIZATIONS, Normalized
 from classwise.models.weights import digest_model, load_weights
 from classwise.models.weights_file import read_weights
+from classwise.training.checkpoint import load_state
 from each import for_each
 
 REPOSITORY = Path(__file__).parents[3]
@@ -77,7 +78,7 @@ def test_architecture_without_weights_requires_permission():
 def test_architecture_takes_sizes_from_the_data():
     model = load_model("digits-cnn", num_classes=4, in_channels=2, allow_untrained=True)
     assert model(torch.rand(1, 2, 8, 8)).shape == (1, 4)
-    assert "num_classes=5, but the data has 4" in complaint(
+    assert "has 5 outputs, but the data has 4 classes" in complaint(
         load_model, "digits-cnn:num_classes=5", num_classes=4, allow_untrained=True
     )
     assert load_model("digits-cnn:num_classes=4", num_classes=4, allow_untrained=True).linear.out_features == 4
@@ -169,9 +170,12 @@ def test_run_directory(run):
 
 
 def test_run_directory_does_not_fit_the_data(run):
-    assert "trained with num_classes=3, but the data has 10" in complaint(load_model, str(run), num_classes=10)
-    assert "trained with in_channels=1, but the data has 3" in complaint(load_model, str(run), in_channels=3)
+    classes, channels = complaint(load_model, str(run), num_classes=10), complaint(load_model, str(run), in_channels=3)
+    assert classes == f"model {str(run)!r} has 3 outputs, but the data has 10 classes"
+    assert channels == f"model {str(run)!r} expects 1 channel, but the data has 3"
     assert "did you mean 'last'" in complaint(load_model, f"{run}@lst")
+    said = complaint(load_model, f"{run}:normalize=mnist")
+    assert said == f"model '{run}:normalize=mnist': a run directory takes no settings; pass '{run}'"
     assert "names a checkpoint" in complaint(load_model, f"{run}@last", weights="x.pt")
     (run / "checkpoints" / "best.safetensors").unlink()
     assert "best.safetensors': no such file" in complaint(load_model, str(run))
@@ -435,7 +439,8 @@ def test_error_leaves_the_model_unchanged(tmp_path, state):
 def test_missing_files_and_unknown_suffixes(tmp_path):
     assert "no such file" in complaint(read_weights, tmp_path / "gone.pt")
     (tmp_path / "folder.pt").mkdir()
-    assert "no such file" in complaint(read_weights, tmp_path / "folder.pt")
+    folder = str(tmp_path / "folder.pt")
+    assert complaint(read_weights, folder) == f"weights {folder!r} is a directory; pass a file"
     for name in ("weights.pkl", "weights", "weights.npz", "weights.bin"):
         (tmp_path / name).write_bytes(pickle.dumps({}))
         assert "expected a file with the suffix .safetensors, .pt" in complaint(read_weights, tmp_path / name)
@@ -480,13 +485,20 @@ class Hostile:
         return os.mkdir, (str(self.path),)
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read")
+def test_unreadable_files(tmp_path):
+    for name, read in (("weights.pt", read_weights), ("last.pt", load_state)):
+        (tmp_path / name).symlink_to("/proc/self/mem")
+        assert complaint(read, tmp_path / name) == f"{tmp_path / name} cannot be read: Input/output error"
+
+
 def test_pickle_with_code_is_refused(tmp_path, state):
     trace, path = tmp_path / "trace", tmp_path / "weights.pt"
     for legacy in (False, True):
         torch.save({"state_dict": state, "x": Hostile(trace)}, path, _use_new_zipfile_serialization=not legacy)
         said = complaint(load_model, "digits-cnn", weights=path)
-        assert "is refused: reading it would run" in said
-        assert "mkdir" in said
+        assert "is refused: it contains pickled objects, and loading it would run code (" in said
+        assert "mkdir); save model.state_dict() instead" in said
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
         path.write_bytes(pickle.dumps(Hostile(trace), protocol=protocol))
         complaint(load_model, "digits-cnn", weights=path)
@@ -498,7 +510,7 @@ def test_pickle_with_code_is_refused(tmp_path, state):
 def test_pickled_module_is_refused(tmp_path):
     torch.save(DigitsCNN(), tmp_path / "weights.pt")
     said = complaint(load_model, "digits-cnn", weights=tmp_path / "weights.pt")
-    assert "would run classwise.models.small.DigitsCNN: save only the state dict" in said
+    assert "would run code (classwise.models.small.DigitsCNN); save model.state_dict() instead" in said
 
 
 def header(content: object, data: bytes = b"", length: int | None = None) -> bytes:

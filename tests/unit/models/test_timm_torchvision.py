@@ -39,7 +39,7 @@ def test_torchvision_needs_a_file_of_weights():
         ("timm:resnet18,width=3", "unknown setting"),
         ("timm:resnet18,size=0", "size = '0'"),
         ("timm:resnet18,normalize=moon", "normalize = 'moon'"),
-        ("timm:resnet18,num_classes=5", "num_classes=5, but the data has 4"),
+        ("timm:resnet18,num_classes=5", "has 5 outputs, but the data has 4 classes"),
     ],
 )
 def test_settings_are_checked_before_anything_is_imported(spec, said):

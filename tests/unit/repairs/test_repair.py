@@ -507,6 +507,12 @@ def test_invalid_input_is_refused(run: Path, more: dict[str, Any], said: str) ->
     assert said in complaint(run, "digits", **{"evaluate": False, **more})
 
 
+def test_models_of_other_types_are_refused() -> None:
+    assert complaint(None, "digits") == (
+        "model has type NoneType; expected a torch.nn.Module, a run directory or a model spec such as 'resnet18'"
+    )
+
+
 def test_an_unreachable_floor_leaves_the_directory_to_another_repair(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "pass a lower floor" in complaint(run, "digits", floor=99.9, evaluate=False, out=out)

@@ -175,6 +175,8 @@ def test_results_are_looked_up_by_name(report):
     assert report.worst == report["worst-case"].worst
     with pytest.raises(InputError, match="unknown result 'fgms': did you mean 'fgsm'"):
         report["fgms"]
+    with pytest.raises(InputError, match=r"unknown result 0 \(known: fgsm, natural, pgd:steps=40, worst-case\)"):
+        report[0]
 
 
 def test_round_trip_with_the_verdicts_beside_it(report, verdicts, tmp_path):

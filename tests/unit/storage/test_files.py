@@ -54,6 +54,13 @@ def test_failed_write_keeps_the_old_file(tmp_path, failure):
     assert names(tmp_path) == ["file.txt"]
 
 
+def test_directory_is_not_replaced(tmp_path):
+    with pytest.raises(InputError) as caught:
+        write_text(tmp_path, "text")
+    assert str(caught.value) == f"{tmp_path} is a directory; pass the path of a file"
+    assert names(tmp_path) == []
+
+
 def test_failed_write_creates_no_file(tmp_path):
     def write_nothing() -> None:
         with atomic(tmp_path / "file.txt"):

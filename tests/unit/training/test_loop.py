@@ -248,7 +248,7 @@ def test_recipe_object_and_overrides(tmp_path: Path) -> None:
         ({"augment": {"crop": 8}}, "augment.crop = 8 must be smaller than the image (8 pixels)"),
         ({"seed": 10**23}, "seed"),
         ({"model": "small-cnn"}, "the model fails on images of 1x8x8"),
-        ({"attack": {"norm": "L2"}}, "PGD has norm = L2, but Linf is set elsewhere"),
+        ({"attack": {"norm": "L2"}}, "attack 'PGD' sets norm = L2, but runs with norm = Linf"),
     ],
 )
 def test_bad_recipes_start_nothing(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
@@ -289,7 +289,7 @@ def test_batch_norm_and_a_last_batch_of_one(tmp_path: Path) -> None:
 def test_damaged_checkpoint_is_one_line_error(tmp_path: Path, content: bytes) -> None:
     cw.train("digits/standard", out=tmp_path, epochs=1)
     (tmp_path / "checkpoints" / "last.pt").write_bytes(content)
-    with pytest.raises(InputError, match=r"last\.pt is not a readable checkpoint") as caught:
+    with pytest.raises(InputError, match=r"last\.pt is damaged: delete the run directory and train again$") as caught:
         cw.train("digits/standard", out=tmp_path, epochs=1, resume=True)
     assert "\n" not in str(caught.value)
 

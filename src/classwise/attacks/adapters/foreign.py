@@ -83,7 +83,10 @@ class ForeignAttack(Attack):
     def within(self, threat: Threat) -> Self:
         for setting, own, wanted in (("norm", self.norm, threat.norm), ("eps", self.eps, threat.text)):
             if own is not None and own != wanted and not (setting == "eps" and same_radius(own, threat.eps)):
-                raise InputError(f"{self.name} has {setting} = {own}, but {wanted} is set elsewhere: set it only once")
+                raise InputError(
+                    f"attack {self.name!r} sets {setting} = {own}, but runs with {setting} = {wanted}: set {setting} "
+                    "in one place"
+                )
         return replace(self, eps=threat.text, norm=threat.norm)
 
     def run(self, call: AttackCall) -> tuple[Tensor, Effort]:

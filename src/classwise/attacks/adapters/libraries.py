@@ -140,16 +140,21 @@ def adapt_autoattack(attack: Any, package: str) -> Adapter:
 
 def adapt_function(function: Any) -> Adapter:
     """Adapt a function ``attack(model, x, y)``, which receives further arguments if it has parameters for them."""
-    shown = " ".join(repr(function).split())
-    shown = shown if len(shown) <= 80 else f"{shown[:80]} ..."
     if not callable(function):
-        raise InputError(f"{shown} is not an attack: {EXPECTED}")
+        shown = re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(function).split()))
+        raise InputError(f"{shown if len(shown) <= 80 else f'{shown[:80]} ...'} is not an attack: {EXPECTED}")
+    named = function
+    while isinstance(named, partial):
+        named = named.func
+    name = str(getattr(named, "__name__", type(named).__name__)).strip("<>")
     accepted = _further_parameters(function)
     if (signature := _signature(function)) is not None:
         try:
             signature.bind(None, None, None, **dict.fromkeys(accepted & {"eps", "generator"}))
         except TypeError:
-            raise InputError(f"{shown} is not an attack: {EXPECTED}; its parameters are {signature}") from None
+            raise InputError(
+                f"{name} is not an attack: expected a function attack(model, x, y), but its parameters are {signature}"
+            ) from None
 
     def search(call: AttackCall, eps: float | None) -> Any:
         further: dict[str, Any] = {"generator": call.generator} if "generator" in accepted else {}
@@ -164,10 +169,6 @@ def adapt_function(function: Any) -> Adapter:
                 further[key] = value
         return function(call.model, call.x, call.y, **further)
 
-    named = function
-    while isinstance(named, partial):
-        named = named.func
-    name = str(getattr(named, "__name__", type(named).__name__)).strip("<>")
     stated = function.keywords if isinstance(function, partial) else getattr(function, "__dict__", {})
     settings = _function_settings(function)
     return Adapter(search=search, **_described(name, stated.get("eps"), stated.get("norm"), settings))

@@ -160,6 +160,10 @@ def load_recipe(recipe: str | Path | Recipe, overrides: Mapping[str, Any] | None
     """Load a recipe by name or from a file, or copy one, and override single keys, as ``objective.beta``."""
     if isinstance(recipe, Recipe):
         content, origin = recipe.model_dump(), f"recipe {recipe.name!r}"
+    elif not isinstance(recipe, str | Path):
+        raise InputError(
+            f"recipe has type {type(recipe).__name__}; expected a recipe name, the path of a .toml file or a Recipe"
+        )
     else:
         path = _find(recipe)
         content, origin = _read(path), f"recipe {recipe}"
