@@ -304,7 +304,7 @@ def test_invalid_models_and_attacks_are_refused(model: nn.Module) -> None:
         cw.evaluate(model, "digits", attacks=["fgsm", "fgsm"], eps=EPS)
 
 
-def test_errors_of_models_and_attacks_are_told_apart(model: nn.Module) -> None:
+def test_errors_of_models_and_attacks_are_distinguished(model: nn.Module) -> None:
     class Fails(nn.Module):
         """Fails on images that an attack has changed."""
 
