@@ -128,6 +128,6 @@ class Transfer(BallAttack):
 def _read(attack: BallAttack | str) -> BallAttack:
     if isinstance(attack, BallAttack):
         return attack
-    name, _, settings = attack.partition(":")
+    name, colon, settings = attack.partition(":")
     registry: Mapping[str, type[BallAttack]] = import_module(__package__).ATTACKS  # lists this attack too
-    return build("attack", registry, Spec.parse(f"{name}:{settings.replace(':', ',')}"))
+    return build("attack", registry, Spec.parse(f"{name}{colon}{settings.replace(':', ',')}"))

@@ -17,7 +17,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "message"),
     [
         (["evaluate", "--per-clas", "3"], "unknown option '--per-clas': did you mean '--per-class'? See "),
-        (["evaluate", "--nonsense", "3"], "unknown option '--nonsense'; see "),
+        (["evaluate", "--zzz", "3"], "unknown option '--zzz'; see "),
         (["evaluate", "--data", "digits"], "missing option '--model'; see "),
         (["evaluate", "--per-class"], "option '--per-class' requires an argument; see "),
         (["evalute"], "unknown command 'evalute': did you mean 'evaluate'? See "),
