@@ -26,14 +26,14 @@ def make_run(tmp_path: Path) -> MakeRun:
         classes: Sequence[str] | None = None,
     ) -> Path:
         adversarial = np.array(counts)
-        untouched = np.diag(adversarial.sum(1)) if natural is None else np.array(natural)
+        natural_counts = np.diag(adversarial.sum(1)) if natural is None else np.array(natural)
         labels = np.repeat(np.arange(len(adversarial)), adversarial.sum(1))
 
         def predictions(matrix: np.ndarray) -> np.ndarray:
             return np.concatenate([np.repeat(np.arange(len(matrix)), row) for row in matrix])
 
         verdicts = Verdicts.pending(np.arange(len(labels)), labels, ["pgd"])
-        verdicts.natural = predictions(untouched)
+        verdicts.natural = predictions(natural_counts)
         verdicts.attacks["pgd"] = predictions(adversarial)
         report = cw.ClassReport.from_verdicts(
             verdicts,

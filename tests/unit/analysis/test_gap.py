@@ -72,20 +72,20 @@ def test_class_variance_and_mcd_of_the_paper(make_run, attack: str) -> None:
 
 
 def test_growth_and_order(make_run) -> None:
-    untouched, attacked = [9, 8, 10, 7, 9], [5, 4, 8, 1, 6]
+    natural_counts, attacked = [9, 8, 10, 7, 9], [5, 4, 8, 1, 6]
     runs = [
-        make_run("standard", matrix([1, 0, 2, 0, 0], 10), natural=matrix(untouched, 10)),
+        make_run("standard", matrix([1, 0, 2, 0, 0], 10), natural=matrix(natural_counts, 10)),
         make_run("robust", matrix(attacked, 10), natural=matrix([8, 8, 9, 6, 8], 10)),
     ]
     found = gap(*runs, attack="pgd")
     before, _ = rows(found, "standard")
     natural, robust = rows(found, "robust")
-    assert before["class_variance"] == pytest.approx(100 * np.var(untouched))
+    assert before["class_variance"] == pytest.approx(100 * np.var(natural_counts))
     assert robust["class_variance"] == pytest.approx(100 * np.var(attacked))
     (growth,) = found.frames["growth"].to_dict("records")
-    assert growth["class_variance_factor"] == pytest.approx(np.var(attacked) / np.var(untouched), abs=1e-4)
+    assert growth["class_variance_factor"] == pytest.approx(np.var(attacked) / np.var(natural_counts), abs=1e-4)
     assert growth["max_class_difference_factor"] == pytest.approx(7 / 3, abs=1e-4)
-    assert growth["spearman"] == pytest.approx(spearmanr(untouched, attacked).statistic, abs=1e-4)
+    assert growth["spearman"] == pytest.approx(spearmanr(natural_counts, attacked).statistic, abs=1e-4)
     assert growth["spearman_low"] < growth["spearman"] < growth["spearman_high"]
     assert f"{growth['spearman']:.2f} [" in found.finding
     assert (before["best_class_percent"], robust["best_class_percent"]) == (100.0, 80.0)
